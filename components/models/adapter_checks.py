@@ -1,0 +1,133 @@
+"""Checks on an adapter folder and on tensors that are to become one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from components.errors import ModelError
+from components.models.adapter import ADAPTER_NAME, adapter_parameters
+from components.models.calibration_head import FILE_NAME as HEAD_FILE
+from components.models.calibration_head import CalibrationHead
+from components.models.smollm2 import sha256_of
+
+METADATA_FILE = "caltune.json"
+FORMAT = 1
+TENSOR_FILES = {"lora": "adapter_model.safetensors", "full": "model.safetensors"}
+CONFIG_FILES = {"lora": "adapter_config.json", "full": "config.json"}
+CARD_FILE = "README.md"
+
+
+def file_key(name: str) -> str:
+    """A parameter's key in the file; PEFT leaves the adapter's own name out."""
+    return re.sub(rf"(\.lora_\w+)\.{ADAPTER_NAME}(?=\.|$)", r"\1", name)
+
+
+def expected_shapes(model: nn.Module, kind: Literal["lora", "full"]) -> dict[str, torch.Size]:
+    """Shape by file key; `ds_shape` is the full shape of a parameter that ZeRO stage 3 has sharded."""
+    return {
+        file_key(name): torch.Size(getattr(value, "ds_shape", value.shape))
+        for name, value in adapter_parameters(model, kind).items()
+    }
+
+
+def require_same_keys(found: Mapping[str, Tensor], expected: Mapping[str, torch.Size], where: str) -> None:
+    """Refuses tensors whose keys or shapes differ from what the model needs.
+
+    Args:
+        found: Tensors by file key.
+        expected: From `expected_shapes`.
+        where: What `found` is, for the message.
+
+    Raises:
+        ModelError: Names the first missing, unexpected or misshapen key.
+    """
+    if not expected:
+        raise ModelError(f"{where}: the model has no adapter to hold it")
+    if missing := sorted(expected.keys() - found.keys()):
+        raise ModelError(f"{where}: missing key '{missing[0]}' ({len(missing)} missing in all)")
+    if unexpected := sorted(found.keys() - expected.keys()):
+        raise ModelError(f"{where}: unexpected key '{unexpected[0]}' ({len(unexpected)} unexpected in all)")
+    for key, shape in expected.items():
+        if found[key].shape != shape:
+            raise ModelError(f"{where}: key '{key}' has shape {list(found[key].shape)}, expected {list(shape)}")
+
+
+def verify_adapter(folder: Path) -> dict[str, Any]:
+    """Re-opens a folder and checks files, checksums and tensors. The card is not held to its checksum: people edit it.
+
+    Args:
+        folder: Written by `save_adapter`.
+
+    Returns:
+        The content of `caltune.json`.
+
+    Raises:
+        ModelError: Something is missing, changed, not finite, or zero where it cannot be.
+    """
+    path = folder / METADATA_FILE
+    try:
+        metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        form, kind, steps = metadata["format"], metadata["adapter"]["kind"], int(metadata["steps"])
+        files, with_head = dict(metadata["files"]), metadata["head"] is not None
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ModelError(f"{path} cannot be read ({problem!r}): {folder} is not a complete adapter folder") from problem
+    if form != FORMAT or kind not in TENSOR_FILES:
+        raise ModelError(f"{path}: format {form!r} with adapter {kind!r} is not known to this version of caltune")
+    needed = {TENSOR_FILES[kind], CONFIG_FILES[kind]} | ({HEAD_FILE} if with_head else set())
+    if unlisted := sorted(needed - files.keys()):
+        raise ModelError(f"{path} lists no checksum of {unlisted[0]}: {folder} is not a complete adapter folder")
+    for name, expected in files.items():
+        _verify_file(folder / name, expected)
+    _verify_tensors(folder / TENSOR_FILES[kind], lora=kind == "lora", trained=steps > 0)
+    if with_head:
+        CalibrationHead.load(folder)
+    return metadata
+
+
+def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        raise ModelError(f"{path} is missing")
+    if path.name == CARD_FILE:
+        return
+    if path.stat().st_size != expected["bytes"]:
+        raise ModelError(f"{path} has {path.stat().st_size} bytes, {METADATA_FILE} says {expected['bytes']}")
+    if sha256_of(path) != expected["sha256"]:
+        raise ModelError(f"{path}: its content is not what {METADATA_FILE} has the checksum of")
+
+
+def _verify_tensors(path: Path, *, lora: bool, trained: bool) -> None:
+    """Finds what a failed gathering leaves behind: empty, non-finite or zero tensors, half a LoRA pair."""
+    some_b_moved = False
+    try:
+        with safe_open(path, framework="pt") as file:
+            keys = set(file.keys())
+            for key in sorted(keys):
+                value = file.get_tensor(key)
+                if value.numel() == 0 or not torch.isfinite(value).all():
+                    raise ModelError(f"{path}: key '{key}' is empty or has values that are not finite")
+                is_a, is_b = ".lora_A" in key, ".lora_B" in key
+                if is_a and not value.any():
+                    raise ModelError(f"{path}: key '{key}' is all zero, which it is not even before training")
+                if (is_a or is_b) and _partner(key) not in keys:
+                    raise ModelError(f"{path}: missing key '{_partner(key)}'")
+                some_b_moved |= is_b and bool(value.any())
+    except (OSError, SafetensorError) as problem:
+        raise ModelError(f"{path}: the tensors cannot be read: {problem}") from problem
+    if not keys:
+        raise ModelError(f"{path} holds no tensor")
+    if lora and trained and not some_b_moved:
+        raise ModelError(
+            f"{path}: every lora_B is zero although the adapter was trained; the weights were not gathered"
+        )
+
+
+def _partner(key: str) -> str:
+    return key.replace(".lora_A", ".lora_B") if ".lora_A" in key else key.replace(".lora_B", ".lora_A")
