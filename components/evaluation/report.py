@@ -1,0 +1,207 @@
+"""The HTML report: one file with everything in it, no request to anywhere, and its figures beside it as PNG."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from components.data.schema import QuestionSet
+from components.errors import CaltuneError
+from components.evaluation import display
+from components.evaluation.plot_style import DPI, save_png
+from components.evaluation.plots import (
+    Pair,
+    confidence_histogram,
+    reliability_diagram,
+    reliability_grid,
+    risk_coverage,
+)
+from components.evaluation.predictions import Predictions
+from components.evaluation.ranking import coverage_at_risk
+from components.evaluation.summary import summarise
+from components.evaluation.tables import low_mass_warnings
+from components.evaluation.training_curves import Trace, training_curves
+from components.files import replacing, write_json
+from components.posthoc.temperature import FittedTemperature
+
+RISKS = (0.05, 0.1, 0.2)
+"""Error rates for which the report says how many questions can be answered."""
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """What the report says about one split."""
+
+    name: str
+    n: int
+    source: str
+    content_hash: str
+    oddities: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, questions: QuestionSet) -> SplitFacts:
+        """The facts of a question set."""
+        return cls(questions.name, len(questions), questions.source, questions.content_hash, dict(questions.oddities))
+
+
+@dataclass(frozen=True)
+class TemperatureNote:
+    """A fitted temperature and, in words, the data it was fitted on."""
+
+    fitted: FittedTemperature
+    data: str
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """Everything the report shows.
+
+    Attributes:
+        run: Name of the run.
+        git_commit: Commit of the code, None outside a repository.
+        config_hash: Hash of the resolved configuration.
+        created: Date and time, as it should read.
+        config_yaml: The resolved run file.
+        predictions: By method, then split.
+        metrics: Content of `metrics.json` by method, then split.
+        comparisons: Rows of `summary.compare`.
+        temperatures: By the name of the recalibrated method, e.g. `sft+temperature`.
+        traces: Training trace by method.
+        kept_steps: Step whose weights were kept, by method.
+        splits: The data, test splits included.
+        overlaps: Sentences on questions that stand in two splits.
+    """
+
+    run: str
+    git_commit: str | None
+    config_hash: str
+    created: str
+    config_yaml: str
+    predictions: Mapping[str, Mapping[str, Predictions]]
+    metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    comparisons: Sequence[Mapping[str, Any]] = ()
+    temperatures: Mapping[str, TemperatureNote] = field(default_factory=dict)
+    traces: Mapping[str, Trace] = field(default_factory=dict)
+    kept_steps: Mapping[str, int] = field(default_factory=dict)
+    splits: Sequence[SplitFacts] = ()
+    overlaps: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A figure of the report: file name, what it shows in words, its bytes, and the split it belongs to."""
+
+    name: str
+    alt: str
+    content: bytes
+    split: str | None = None
+
+    @property
+    def uri(self) -> str:
+        return "data:image/png;base64," + base64.b64encode(self.content).decode()
+
+    @property
+    def width(self) -> int:
+        """Width on the page in CSS pixels: the PNG's own (bytes 16 to 19 of its header) at the screen's 96 dpi."""
+        return int.from_bytes(self.content[16:20], "big") * 96 // DPI
+
+
+def write_report(inputs: ReportInputs, folder: Path) -> Path:
+    """Writes `index.html`, its PNGs and `summary.json` into `folder`.
+
+    Returns:
+        Path of `index.html`.
+
+    Raises:
+        CaltuneError: There are no metrics or no predictions to report.
+    """
+    if not any(inputs.metrics.values()) or not any(inputs.predictions.values()):
+        raise CaltuneError(f"run '{inputs.run}' has no evaluated method to report; evaluate one first")
+    summary = summarise(inputs.run, inputs.metrics, inputs.comparisons)
+    images = _images(inputs)
+    for group in images.values():
+        for image in group:
+            save_png(folder / image.name, image.content)
+    # For slides and trackers; the page shows the same diagrams one by one, so that they fit a phone.
+    save_png(folder / "reliability_grid.png", reliability_grid(_pairs(inputs), _bins(inputs)))
+    write_json(folder / "summary.json", summary)
+    index = folder / "index.html"
+    with replacing(index) as temporary:
+        temporary.write_text(_render(inputs, summary, images), encoding="utf-8")
+    return index
+
+
+def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[str, Sequence[_Image]]) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    source = files("components.evaluation").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        inputs=inputs,
+        summary=summary,
+        images=images,
+        splits=display.splits_of(summary),
+        display=display,
+        warnings=low_mass_warnings(summary),
+        risks=RISKS,
+        coverage=_coverage(inputs),
+        computed=_first_metrics(inputs)["computed"],
+    )
+
+
+def _images(inputs: ReportInputs) -> dict[str, list[_Image]]:
+    """Figures by section of the page."""
+    pairs, bins = _pairs(inputs), _bins(inputs)
+    splits = list(dict.fromkeys(split for by_split in pairs.values() for split in by_split))
+    images: dict[str, list[_Image]] = {"reliability": [], "confidence": [], "training": [], "risk": []}
+    for method, by_split in pairs.items():
+        for split, (confidence, correct) in by_split.items():
+            title, file = f"{method}, {split}", f"{_slug(method)}_{_slug(split)}.png"
+            for section, words, draw in (
+                ("reliability", "Reliability diagram", reliability_diagram),
+                ("confidence", "Confidence histogram", confidence_histogram),
+            ):
+                drawn = draw(confidence, correct, bins, title)
+                images[section].append(_Image(f"{section}_{file}", f"{words} of {title}", drawn, split))
+    for split in splits:
+        curve = risk_coverage({m: by_split[split] for m, by_split in pairs.items() if split in by_split}, split)
+        name, alt = f"risk_coverage_{_slug(split)}.png", f"Risk-coverage curves on {split}"
+        images["risk"].append(_Image(name, alt, curve, split))
+    for method, trace in inputs.traces.items():
+        curves = training_curves(trace, method, inputs.kept_steps.get(method))
+        if curves is not None:
+            images["training"].append(_Image(f"training_{_slug(method)}.png", f"Training curves of {method}", curves))
+    return images
+
+
+def _pairs(inputs: ReportInputs) -> dict[str, dict[str, Pair]]:
+    return {
+        method: {split: (found.confidence(), found.correct) for split, found in by_split.items()}
+        for method, by_split in inputs.predictions.items()
+    }
+
+
+def _coverage(inputs: ReportInputs) -> dict[str, dict[str, list[float]]]:
+    """Share of questions that can be answered at each of `RISKS`, by method and split."""
+    return {
+        method: {split: [coverage_at_risk(*pair, risk) for risk in RISKS] for split, pair in by_split.items()}
+        for method, by_split in _pairs(inputs).items()
+    }
+
+
+def _first_metrics(inputs: ReportInputs) -> Mapping[str, Any]:
+    """One `metrics.json`: settings are the same throughout a run."""
+    return next(content for by_split in inputs.metrics.values() for content in by_split.values())
+
+
+def _bins(inputs: ReportInputs) -> int:
+    return int(_first_metrics(inputs)["computed"]["bins"])
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
