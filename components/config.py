@@ -194,7 +194,8 @@ class TrainingConfig(Strict):
 
 class StopConfig(Strict):
     """When CALM ends and which step is kept. The paper's rule is unknown; going on too long overshoots into
-    under-confidence."""
+    under-confidence.
+    """
 
     rule: Literal["budget", "match", "keep_best"] = "keep_best"
     """`budget`: all steps, last one kept. `match`: end at the evaluation where mean confidence on labelled validation
@@ -263,7 +264,7 @@ class TrackingConfig(Strict):
     """Where runs are logged."""
 
     uri: str | None = None
-    """MLflow tracking URI; null takes MLFLOW_TRACKING_URI, else `sqlite:///<output_dir>/mlflow.db`."""
+    """MLflow tracking URI; MLFLOW_TRACKING_URI wins where set; null is `sqlite:///<output_dir>/mlflow.db`."""
     experiment: str = "caltune"
     """MLflow experiment; MLFLOW_EXPERIMENT_NAME wins where set."""
     enabled: bool = True

@@ -9,7 +9,8 @@ Shape letters: R rows, T tokens a row, P scored positions, E entries (position, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -50,8 +51,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{k: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: v.to(device, non_blocking=True) for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **tensors)  # type: ignore[arg-type]  # the one field that is no tensor is not among them
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """What the model's attention is given.
@@ -87,7 +89,7 @@ def _row(question: EncodedQuestion, options: Sequence[int]) -> _Row:
     for slot, k in enumerate(options):
         option = question.options[k]
         row.scored.append((len(prompt) - 1, option[0], slot))
-        for offset, (token, target) in enumerate(zip(option[:-1], option[1:], strict=True)):
+        for offset, (token, target) in enumerate(pairwise(option)):
             row.scored.append((len(row.tokens), target, slot))
             row.tokens.append(token)
             row.segments.append(slot + 1)

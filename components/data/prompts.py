@@ -7,6 +7,7 @@ the model's tokenizer uses one, whether or not the chat template already wrote i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,8 +63,9 @@ def render_prompt(question: Question, config: PromptConfig, tokenizer: PreTraine
         PromptError: Style `chat` with a tokenizer that has no chat template.
     """
     options = "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(question.choices))
-    # str.replace, not str.format: questions and templates may contain braces of their own.
-    body = config.template.replace("{options}", options).replace("{question}", question.question)
+    # In one pass, not with str.format or one replace after another: all three texts may contain braces of their own.
+    fields = {"{question}": question.question, "{options}": options}
+    body = re.sub(r"\{question\}|\{options\}", lambda field: fields[field.group()], config.template)
     if config.style == "plain":
         return body + config.answer_prefix
     if not tokenizer.chat_template:
@@ -131,8 +133,12 @@ class PromptEncoder:
         self, question: Question, prompt_text: str, prompt: tuple[int, ...], answer: str
     ) -> tuple[int, ...]:
         whole = self._ids(prompt_text + self.config.delimiter + answer)
-        # Where the tokenizer merges across the border the answer still gets all ids past the prompt's length,
-        # as lm-evaluation-harness does, so that scores are comparable.
+        if whole[: len(prompt)] != prompt:
+            raise PromptError(
+                f"question '{question.id}': the tokenizer joins the end of the prompt {prompt_text[-10:]!r} and the "
+                f"start of the answer {(self.config.delimiter + answer)[:10]!r} into one token, so the answer has no "
+                "probability of its own; end the prompt without a space and put the space into data.prompt.delimiter"
+            )
         option = whole[len(prompt) :]
         if not option:
             raise PromptError(f"question '{question.id}': answer {answer!r} has no tokens of its own after the prompt")

@@ -36,7 +36,7 @@ class Tracking(NamedTuple):
 
 
 def resolve_tracking(config: RunConfig, output_dir: Path) -> Tracking:
-    """Decide the tracking server: the run file's `tracking.uri`, else MLFLOW_TRACKING_URI, else SQLite in `output_dir`.
+    """Decide the tracking server: MLFLOW_TRACKING_URI, else the run file's `tracking.uri`, else SQLite in `output_dir`.
 
     The experiment is MLFLOW_EXPERIMENT_NAME where that is set, else the run file's.
 
@@ -45,10 +45,10 @@ def resolve_tracking(config: RunConfig, output_dir: Path) -> Tracking:
     """
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or config.tracking.experiment
     environment = os.environ.get("MLFLOW_TRACKING_URI")
-    if config.tracking.uri:
-        uri, source = config.tracking.uri, "tracking.uri"
-    elif environment:
+    if environment:
         uri, source = environment, "MLFLOW_TRACKING_URI"
+    elif config.tracking.uri:
+        uri, source = config.tracking.uri, "tracking.uri"
     else:
         uri, source = f"sqlite:///{output_dir.resolve() / 'mlflow.db'}", "default"
     if not uri.startswith(_SCHEMES):

@@ -35,7 +35,7 @@ class BlockVector:
     theta: tuple[Tensor, ...] = ()
 
     def plus(self, other: BlockVector, scale: float = 1.0) -> BlockVector:
-        """self + scale * other, blockwise; a block absent on one side is taken from the other."""
+        """Self + scale * other, blockwise; a block absent on one side is taken from the other."""
         return BlockVector(_axpy(scale, other.alpha, self.alpha), _axpy(scale, other.theta, self.theta))
 
 
@@ -78,7 +78,7 @@ class ParameterSpace(Protocol):
         ...
 
     def move_theta(self, step: float, direction: BlockVector) -> None:
-        """theta += step * direction.theta in place, past the optimiser and leaving no trace in it."""
+        """Theta += step * direction.theta in place, past the optimiser and leaving no trace in it."""
         ...
 
     def apply(self, direction: BlockVector) -> None:
@@ -114,7 +114,8 @@ def sum_tensors_over_ranks(tensors: Sequence[Tensor]) -> None:
     flat = torch.cat([t.flatten() for t in tensors])
     dist.all_reduce(flat)
     torch._foreach_copy_(
-        list(tensors), [part.view_as(t) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)]
+        list(tensors),
+        [part.view_as(t) for part, t in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)],
     )
 
 
@@ -145,6 +146,7 @@ class TorchSpace:
             raise ValueError(f"the optimizer does not hold {missing}")
 
     def gradient(self, loss: Loss, wrt: Iterable[Block] = ("alpha", "theta")) -> tuple[float, BlockVector]:
+        """See `ParameterSpace`."""
         wanted = set(wrt)
         alpha = list(self._alpha.values()) if "alpha" in wanted else []
         theta = list(self._theta.values()) if "theta" in wanted else []
@@ -160,23 +162,28 @@ class TorchSpace:
         return sum_over_ranks(float(value.detach())), vector
 
     def inner(self, x: BlockVector, y: BlockVector) -> float:
+        """See `ParameterSpace`."""
         return (_dot(x.alpha, y.alpha) if x.alpha and y.alpha else 0.0) + (
             _dot(x.theta, y.theta) if x.theta and y.theta else 0.0
         )
 
     @torch.no_grad()
     def snapshot_theta(self) -> Sequence[Tensor]:
+        """See `ParameterSpace`."""
         return [p.detach().clone() for p in self._theta.values()]
 
     @torch.no_grad()
     def restore_theta(self, snapshot: Sequence[Tensor]) -> None:
+        """See `ParameterSpace`."""
         torch._foreach_copy_(list(self._theta.values()), list(snapshot))
 
     @torch.no_grad()
     def move_theta(self, step: float, direction: BlockVector) -> None:
+        """See `ParameterSpace`."""
         torch._foreach_add_(list(self._theta.values()), list(direction.theta), alpha=step)
 
     def apply(self, direction: BlockVector) -> None:
+        """See `ParameterSpace`."""
         for variables, block in ((self._alpha, direction.alpha), (self._theta, direction.theta)):
             for p, d in zip(variables.values(), block, strict=True):
                 p.grad = d.to(p.dtype)
@@ -184,10 +191,12 @@ class TorchSpace:
         self.optimizer.zero_grad(set_to_none=True)
 
     def set_learning_rates(self, rates: Mapping[Block, float]) -> None:
+        """See `ParameterSpace`."""
         for group in self.optimizer.param_groups:
             group["lr"] = rates[group["block"]]
 
     def state_dict(self) -> dict[str, Tensor]:
+        """See `ParameterSpace`."""
         state = {f"value/{name}": p.detach().clone() for name, p in self._named()}
         for name, p in self._named():
             for key, value in self.optimizer.state.get(p, {}).items():
@@ -196,6 +205,7 @@ class TorchSpace:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `ParameterSpace`."""
         for name, p in self._named():
             p.copy_(state[f"value/{name}"])
             moments = {key.rpartition(f"/{name}")[0]: v for key, v in state.items() if key.endswith(f"/{name}")}
@@ -203,9 +213,14 @@ class TorchSpace:
             self.optimizer.state[p] = {k: v.clone() for k, v in moments.items()} if moments else {}
 
     def _named(self) -> list[tuple[str, Tensor]]:
-        return [(f"alpha.{n}", p) for n, p in self._alpha.items()] + [
-            (f"theta.{n}", p) for n, p in self._theta.items()
-        ]
+        return [(f"alpha.{n}", p) for n, p in self._alpha.items()] + [(f"theta.{n}", p) for n, p in self._theta.items()]
+
+
+ALPHA_EPSILON = 0.1
+"""Epsilon of AdamW on alpha (ours). Most of a vocabulary has a gradient that is all but zero; at the usual 1e-8 AdamW
+would blow it up to the size of everybody else's and move every offset and temperature by the same amount a step, which
+costs accuracy wherever other tokens are scored. Gradients on alpha are in nats per unit, so 0.1 keeps them in
+proportion: tokens that carry no signal stay."""
 
 
 def block_groups(
@@ -216,5 +231,5 @@ def block_groups(
     if theta:
         groups.append({"params": list(theta.values()), "block": "theta", "weight_decay": weight_decay})
     if alpha:
-        groups.append({"params": list(alpha.values()), "block": "alpha", "weight_decay": 0.0})
+        groups.append({"params": list(alpha.values()), "block": "alpha", "weight_decay": 0.0, "eps": ALPHA_EPSILON})
     return groups

@@ -106,7 +106,7 @@ class Bome:
         return grad_f.plus(grad_q, lam), state
 
     def _at_surrogate(self, lower: Loss, grad_g: BlockVector) -> tuple[float, BlockVector]:
-        """g and its alpha-gradient at theta_T; theta itself is restored."""
+        """G and its alpha-gradient at theta_T; theta itself is restored."""
         if self.inner_steps == 0:
             value, grad = self.space.gradient(lower, wrt=("alpha",))
             return value, grad

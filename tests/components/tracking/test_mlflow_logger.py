@@ -222,10 +222,11 @@ def test_where_a_run_is_tracked_and_who_said_so(make_config, monkeypatch, tmp_pa
     uri = f"sqlite:///{config.output_dir}/mlflow.db"
     assert resolve_tracking(config, config.output_dir) == (uri, config.tracking.experiment, "default")
     assert view_command(uri) == f"mlflow server --backend-store-uri {uri}"
+    assert resolve_tracking(make_config("http://own"), tmp_path)[::2] == ("http://own", "tracking.uri")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "theirs")
     assert resolve_tracking(config, tmp_path) == ("http://mlflow:5000", "theirs", "MLFLOW_TRACKING_URI")
-    assert resolve_tracking(make_config("http://own"), tmp_path) == ("http://own", "theirs", "tracking.uri")
+    assert resolve_tracking(make_config("http://own"), tmp_path).uri == "http://mlflow:5000"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "./mlruns")
     with pytest.raises(UsageError, match=r"MLFLOW_TRACKING_URI is './mlruns': name a server"):
         resolve_tracking(config, tmp_path)

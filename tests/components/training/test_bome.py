@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from components.training.bilevel.bome import Bome
-from components.training.parameter_space import BlockVector, TorchSpace, block_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from components.training.bilevel.bome import Bome
+from components.training.parameter_space import BlockVector, TorchSpace, block_groups
 
 A, C, D, RHO = 2.0, 1.0, 0.0, 0.5
 
@@ -40,9 +41,7 @@ class TestScalarQuadratic:
         T = 5, a_in = .1: r = .59049, v_T = 2 * .40951 / (4 * .40951 + .5) = .38310. A solver that lets the gradient
         flow through theta_T, or drops grad_v g(v, theta_T), lands on v* = .4444 at every T.
         """
-        bome, v, theta = quadratic(
-            3.0, -2.0, 0.1, inner_steps=steps, inner_rate=inner_rate, eta=0.5, epsilon=1e-12
-        )
+        bome, v, theta = quadratic(3.0, -2.0, 0.1, inner_steps=steps, inner_rate=inner_rate, eta=0.5, epsilon=1e-12)
         for _ in range(2000):
             bome.step(*bome.problem)
         r = (1 - inner_rate) ** steps
@@ -90,9 +89,7 @@ def test_lower_level_with_many_solutions(start, inner_steps):
     w = torch.tensor(start[2:], dtype=torch.float64)
     bome = Bome(make_space({"w": w}, {"x": x}, 0.5), inner_steps=inner_steps, inner_rate=0.5, epsilon=1e-12)
     for _ in range(2000):
-        bome.step(
-            lambda: 0.5 * (w[0] - x[1]) ** 2 + 0.5 * (x[0] - 1) ** 2, lambda: 0.5 * x[0] ** 2 - w[0] * x[0]
-        )
+        bome.step(lambda: 0.5 * (w[0] - x[1]) ** 2 + 0.5 * (x[0] - 1) ** 2, lambda: 0.5 * x[0] ** 2 - w[0] * x[0])
     assert torch.cat([x, w]).tolist() == pytest.approx([1.0, 1.0, 1.0], abs=1e-7)
 
 
@@ -108,9 +105,7 @@ def test_coreset_toy_finds_the_projection_on_the_hull():
     x = torch.tensor([0.0, 3.0], dtype=torch.float64)
     bome = Bome(make_space({"w": w}, {"x": x}, 0.05), inner_steps=10, inner_rate=0.05, eta=0.5, epsilon=1e-4)
     for _ in range(5000):
-        bome.step(
-            lambda: 0.1 * ((x - x0) ** 2).sum(), lambda: ((x - torch.softmax(w, 0) @ corners) ** 2).sum()
-        )
+        bome.step(lambda: 0.1 * ((x - x0) ** 2).sum(), lambda: ((x - torch.softmax(w, 0) @ corners) ** 2).sum())
     assert x.tolist() == pytest.approx([1.8, 0.4], abs=0.03)
     weights = torch.softmax(w, 0).tolist()
     assert weights[1] == pytest.approx(0.8, abs=0.03)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from components.data.batching import collate
 from components.data.prompts import EncodedQuestion
 from components.training.objectives.cross_entropy import cross_entropy_sum

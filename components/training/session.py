@@ -1,0 +1,245 @@
+"""A method's training from prepared data to an adapter folder, as one process (of one or several) lives it.
+
+Who starts the processes (`ray_jobs/worker.py`) and how validation scores are judged (`components/evaluation`) is
+handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from components.config import MethodName, RunConfig, StopConfig
+from components.data.batching import Batch
+from components.data.prepare import PreparedData, load_prepared
+from components.data.prompts import EncodedQuestion, PromptEncoder
+from components.models.adapter import attach_adapter, trainable_parameters
+from components.models.adapter_files import AdapterRecord, save_adapter
+from components.models.base import ResolvedModel, load_model, load_tokenizer
+from components.models.calibration_head import CalibrationHead
+from components.models.score_questions import SplitScores, score_questions
+from components.models.scoring import ScoringModel
+from components.run_file import config_hash
+from components.training.checkpoints import Checkpoints
+from components.training.loop import LoopResult, OnStep, TrainingLoop
+from components.training.methods import METHODS
+from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
+from components.training.steps import CalmStep, Feed, SupervisedStep, TrainingStep
+from components.training.stopping import SplitMetrics, StopRule
+
+Judge = Callable[[SplitScores], SplitMetrics]
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What every process of a method's training is told; fixed by the driver (E4).
+
+    Attributes:
+        config: The run.
+        method: Which of its methods.
+        data: Folder of the prepared data.
+        folder: The method's folder: `checkpoints/` and `adapter/` go here.
+        resolved: The base model.
+        details: Anything to keep with the adapter (run id, git commit).
+    """
+
+    config: RunConfig
+    method: MethodName
+    data: Path
+    folder: Path
+    resolved: ResolvedModel
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the training."""
+
+    rank: int = 0
+    world_size: int = 1
+    device: str = "cpu"
+
+
+class Session:
+    """Everything a process holds while a method trains.
+
+    Args:
+        job: What to train.
+        process: Which process this is.
+        judge: Turns validation scores into metrics.
+        on_step: Told of every step on every rank.
+    """
+
+    def __init__(self, job: TrainingJob, process: Process, judge: Judge, on_step: OnStep) -> None:
+        self.job, self.process, self.judge = job, process, judge
+        self.method = METHODS[job.method]
+        config = job.config
+        self.data = load_prepared(job.data)
+        self.tokenizer = load_tokenizer(job.resolved, config.model)
+        self.encoder = PromptEncoder(self.tokenizer, config.data.prompt, config.data.max_length)
+        base = load_model(job.resolved, config.model)
+        self.model = attach_adapter(base, config.model.adapter, config.seed)
+        self.head = self._new_head(base)
+        self.module, self.space = self._place(ScoringModel(self.model))
+        stop = StopRule(config.calm.stop if self.method.objective == "calm" else StopConfig(rule="budget"))
+        self.loop = TrainingLoop(
+            self.space,
+            self._step(),
+            config.training,
+            peak_rates={"theta": config.training.learning_rate, "alpha": config.calm.alpha_learning_rate},
+            stop=stop,
+            checkpoints=Checkpoints(job.folder / "checkpoints", self._identity(), config.training.keep_checkpoints),
+            evaluate=self._evaluator(),
+            on_step=on_step,
+        )
+
+    def resume(self) -> int:
+        """Takes the newest checkpoint over, if there is one.
+
+        Returns:
+            Steps already taken.
+
+        Raises:
+            CheckpointError: It belongs to a run with other settings, or none can be read.
+        """
+        return self.loop.resume()
+
+    def train(self) -> LoopResult:
+        """Trains to the end and writes the adapter folder (rank 0).
+
+        Returns:
+            How it ended; on every rank.
+        """
+        self.module.train()  # a resumed run begins with a step, not with the evaluation that switches back to training
+        result = self.loop.run()
+        if self.process.rank == 0:
+            self._save(result)
+        return result
+
+    def _new_head(self, base: nn.Module) -> CalibrationHead | None:
+        if not self.method.head:
+            return None
+        calm = self.job.config.calm
+        vocabulary = base.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+        head = CalibrationHead(int(vocabulary), calm.head, calm.max_temperature)
+        return head.to(self.process.device)
+
+    def _place(self, scoring: ScoringModel) -> tuple[nn.Module, ParameterSpace]:
+        """The callable that gives logits, and the space of its parameters: plain PyTorch or a DeepSpeed engine."""
+        config = self.job.config
+        alpha = _trainable(self.head) if self.head is not None else {}
+        theta = trainable_parameters(self.model)
+        sharding = config.resources.deepspeed
+        if sharding is None:
+            scoring.to(self.process.device)
+            groups = block_groups(alpha, theta, config.training.weight_decay)
+            return scoring, TorchSpace(alpha, theta, torch.optim.AdamW(groups, lr=config.training.learning_rate))
+
+        from components.training.deepspeed_space import DeepSpeedSpace, make_engine
+
+        engine = make_engine(
+            scoring,
+            theta,
+            stage=sharding.stage,
+            learning_rate=config.training.learning_rate,
+            weight_decay=config.training.weight_decay,
+            micro_batch_size=config.training.batch_size // self.process.world_size,
+        )
+        upper = torch.optim.AdamW(block_groups(alpha, {}), lr=config.calm.alpha_learning_rate) if alpha else None
+        # The losses call the module, not the engine: its hooks gather what is sharded.
+        return scoring, DeepSpeedSpace(engine, alpha, theta, upper)
+
+    def _step(self) -> TrainingStep:
+        if self.method.objective == "calm":
+            assert self.head is not None
+            return CalmStep(
+                self.space,
+                self._logits_at,
+                self.head,
+                self._feed("train", "gold"),
+                self._feed("calibration", "all"),
+                self.job.config.calm,
+            )
+        return SupervisedStep(self.space, self._logits_at, self._feed("train", "gold"))
+
+    def _logits_at(self, batch: Batch) -> Tensor:
+        return self.module(batch)
+
+    def _encoded(self, split: str) -> list[EncodedQuestion]:
+        return self.encoder.encode_all(self.data.splits[split].questions)
+
+    def _feed(self, split: str, options: Any) -> Feed:
+        return Feed(
+            self._encoded(split),
+            self.job.config.training.batch_size,
+            options,
+            self.job.config.seed,
+            pad_id=int(self.tokenizer.pad_token_id),  # type: ignore[arg-type]
+            rank=self.process.rank,
+            world_size=self.process.world_size,
+            device=self.process.device,
+        )
+
+    def _evaluator(self) -> Callable[[], dict[str, SplitMetrics]]:
+        splits = {name: self._encoded(name) for name in validation_splits(self.data)}
+
+        def evaluate() -> dict[str, SplitMetrics]:
+            self.module.eval()
+            scores = {
+                name: score_questions(
+                    self._logits_at,
+                    self.head,
+                    questions,
+                    pad_id=int(self.tokenizer.pad_token_id),  # type: ignore[arg-type]
+                    token_budget=self.job.config.evaluation.batch_tokens,
+                    device=self.process.device,
+                )
+                for name, questions in splits.items()
+            }
+            self.module.train()
+            return {name: self.judge(of) for name, of in scores.items()}
+
+        return evaluate
+
+    def _identity(self) -> str:
+        hashes = [self.data.splits[name].content_hash for name in sorted(self.data.splits)]
+        return "-".join([config_hash(self.job.config), self.job.method, *(h[:12] for h in hashes)])
+
+    def _save(self, result: LoopResult) -> None:
+        values = {k.removeprefix("value/"): v for k, v in result.state.items() if k.startswith("value/")}
+        head = self.head
+        if head is not None:
+            with torch.no_grad():
+                for name, parameter in head.named_parameters():
+                    if f"alpha.{name}" in values:
+                        parameter.copy_(values[f"alpha.{name}"])
+        record = AdapterRecord(
+            method=self.job.method,
+            steps=result.kept_step,
+            prompt=self.job.config.data.prompt,
+            details={**self.job.details, "last_step": result.last_step},
+        )
+        save_adapter(
+            self.job.folder / "adapter",
+            model=self.model,
+            state={k.removeprefix("theta."): v for k, v in values.items() if k.startswith("theta.")},
+            head=head,
+            tokenizer=self.tokenizer,
+            config=self.job.config.model,
+            resolved=self.job.resolved,
+            record=record,
+        )
+
+
+def validation_splits(data: PreparedData) -> tuple[str, ...]:
+    """The labelled splits that choose stopping points and temperatures, in order."""
+    return tuple(name for name in ("validation", "validation_shift") if name in data.splits)
+
+
+def _trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -1,0 +1,141 @@
+"""Training on the tiny model in this process, and CALM jobs on one or more ranks (`calm_on_ranks.py`)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from components.config import AdapterConfig, CalmConfig
+from components.data.prompts import EncodedQuestion
+from components.models.adapter import attach_adapter, trainable_parameters
+from components.models.calibration_head import CalibrationHead
+from components.models.scoring import ScoringModel
+from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
+from components.training.steps import CalmStep, Feed, SupervisedStep, TrainingStep
+
+TIMEOUT_S = 500
+SCRIPT = Path(__file__).with_name("calm_on_ranks.py")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="session")
+def calm_on_ranks() -> ModuleType:
+    """The script as a module, for its plain runs and its `Job`."""
+    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[SCRIPT.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Sequence], Path]:
+    """Runs jobs one after another on a number of ranks; returns the folder with their outcomes."""
+
+    def start(world: int, jobs: Sequence) -> Path:
+        folder = tmp_path_factory.mktemp(f"ranks{world}")
+        (folder / "jobs.json").write_text(json.dumps([dataclasses.asdict(job) for job in jobs]))
+        ranks = []
+        for rank in range(world):
+            environment = os.environ | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "DS_ACCELERATOR": "cpu",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            }
+            with (folder / f"rank{rank}.log").open("w") as log:
+                command = [sys.executable, str(SCRIPT), str(folder)]
+                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            codes = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        logs = "\n".join((folder / f"rank{rank}.log").read_text()[-4000:] for rank in range(world))
+        assert codes == [0] * world, logs
+        return folder
+
+    return start
+
+
+@dataclass
+class Training:
+    """What `training` builds."""
+
+    model: ScoringModel
+    head: CalibrationHead | None
+    space: ParameterSpace
+    step: TrainingStep
+
+
+@pytest.fixture(scope="session")
+def encoded() -> list[EncodedQuestion]:
+    """36 random questions of the tiny vocabulary: prompts of 4 to 7 tokens, four options of 1 or 2."""
+    generator = torch.Generator().manual_seed(11)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, 320, (count,), generator=generator).tolist())
+
+    return [
+        EncodedQuestion(str(i), tokens(4 + i % 4), tuple(tokens(1 + (i + k) % 2) for k in range(4)), i % 4)
+        for i in range(36)
+    ]
+
+
+@pytest.fixture
+def feed(encoded: list[EncodedQuestion]) -> Callable[..., Feed]:
+    """Feeds of 6 questions a step."""
+
+    def make(options: str, questions: Sequence[EncodedQuestion] = encoded[:24], **ranks: int) -> Feed:
+        return Feed(questions, 6, options, seed=5, pad_id=0, **ranks)
+
+    return make
+
+
+@pytest.fixture
+def training(tiny_model_original: Any, encoded: list[EncodedQuestion], feed: Callable[..., Feed]) -> Callable:
+    """Builds a method on a fresh copy of the tiny model, in training mode."""
+
+    def make(
+        method: str,
+        *,
+        calm: CalmConfig | None = None,
+        upper: Sequence[EncodedQuestion] = encoded[24:],
+        dropout: float = 0.0,
+        warm: bool = False,
+        recorder: Callable = lambda space: space,
+        **ranks: int,
+    ) -> Training:
+        """`warm` moves LoRA's B away from zero, where dropout and A would have no effect."""
+        calm = calm or CalmConfig(inner_steps=2)
+        adapter = AdapterConfig(r=4, dropout=dropout)
+        model = ScoringModel(attach_adapter(copy.deepcopy(tiny_model_original), adapter, seed=1)).train()
+        theta = trainable_parameters(model)
+        if warm:
+            with torch.no_grad():
+                for name, p in theta.items():
+                    p += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)))
+        head = CalibrationHead(320, calm.head, calm.max_temperature) if method == "calm" else None
+        alpha = {n: p for n, p in head.named_parameters() if p.requires_grad} if head else {}
+        space = recorder(TorchSpace(alpha, theta, torch.optim.AdamW(block_groups(alpha, theta), lr=1e-2)))
+        lower = feed("gold", **ranks)
+        if head is None:
+            return Training(model, head, space, SupervisedStep(space, model, lower))
+        return Training(model, head, space, CalmStep(space, model, head, lower, feed("all", upper, **ranks), calm))
+
+    return make
