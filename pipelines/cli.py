@@ -1,0 +1,250 @@
+"""The `caltune` command. Thin: parse, load the run file, call, print, exit code. Heavy imports wait for their command.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 bad usage or run file, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.errors import CaltuneError, UsageError
+
+app = typer.Typer(
+    name="caltune",
+    help="Fine-tune a language model so that its stated confidence can be trusted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)]
+CheckedConfig = Annotated[Path | None, typer.Option("--config", "-c", help="Run file to check.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a key, e.g. --set calm.eta=0.3. Repeatable.", show_default=False),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with this run where it was broken off.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete this run's folder and start anew.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def main() -> None:
+    """Entry point: turns errors into sentences and exit codes."""
+    _calm_logging()
+    try:
+        app(standalone_mode=False)
+    except CaltuneError as problem:
+        _fail(str(problem), problem.exit_code)
+    except typer.Abort:
+        _fail("aborted", 1)
+    except KeyboardInterrupt:
+        _fail("interrupted; go on with --resume", 130)
+    except Exception as problem:
+        if not hasattr(problem, "exit_code") or not hasattr(problem, "format_message"):
+            raise
+        # A usage error of the command line itself; its exit code is 2.
+        problem.show()  # type: ignore[attr-defined]
+        sys.exit(problem.exit_code)
+
+
+@app.command()
+def run(
+    config: ConfigOption,
+    set_: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train, evaluate and recalibrate every method of a run file, compare them, write the report."""
+    from components.run_file import load_run_file
+    from components.tracking.mlflow_logger import resolve_tracking, view_command
+    from pipelines.progress import Reporter
+    from pipelines.run import run as run_pipeline
+
+    loaded = load_run_file(config, set_ or [])
+    reporter = Reporter(quiet=quiet or json_)
+    result = run_pipeline(loaded, config.parent, _on_existing(resume, overwrite), reporter)
+    _print_summary(result.summary, json_)
+    if not json_:
+        reporter.say(f"report: {result.report}")
+        if loaded.tracking.enabled:
+            reporter.say(f"MLflow: {view_command(resolve_tracking(loaded, loaded.output_dir).uri)}")
+
+
+@app.command()
+def train(
+    config: ConfigOption,
+    method: Annotated[str | None, typer.Option(help="Only this method of the run file.", show_default=False)] = None,
+    set_: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train the methods of a run file; leave an adapter folder of each."""
+    from components.run_file import load_run_file
+    from pipelines.progress import Reporter
+    from pipelines.run import train_only
+
+    loaded = load_run_file(config, set_ or [])
+    adapters = train_only(
+        loaded, config.parent, _on_existing(resume, overwrite), Reporter(quiet=quiet or json_), only=method
+    )
+    if json_:
+        print(json.dumps({name: str(path) for name, path in adapters.items()}))
+        return
+    for name, path in adapters.items():
+        print(f"{name}: {path}")
+
+
+@app.command()
+def evaluate(
+    config: ConfigOption,
+    adapter: Annotated[
+        Path | None, typer.Option(help="An adapter folder; without it the model as it is.", show_default=False)
+    ] = None,
+    set_: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure how calibrated a model or adapter is on the run file's data."""
+    from components.run_file import load_run_file
+    from pipelines.progress import Reporter
+    from pipelines.run import evaluate_only
+
+    loaded = load_run_file(config, set_ or [])
+    reporter = Reporter(quiet=quiet or json_)
+    result = evaluate_only(loaded, config.parent, _on_existing(resume, overwrite), reporter, adapter)
+    _print_summary(result.summary, json_)
+    reporter.say(f"predictions and metrics: {result.folder}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; one is enough to compare its methods.")],
+    json_: Json = False,
+) -> None:
+    """Set the methods of one or several runs side by side, with paired intervals where the questions are the same."""
+    from pipelines.compare import compare_runs
+
+    _print_summary(compare_runs(runs), json_)
+
+
+@app.command()
+def validate(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Run file to check.", show_default=False)
+    ] = None,
+    set_: Overrides = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the run file's JSON schema, for editors.")] = False,
+) -> None:
+    """Check a run file and print it with all defaults filled in."""
+    from components.run_file import json_schema, load_run_file, to_yaml
+
+    if schema:
+        print(json.dumps(json_schema(), indent=2))
+        return
+    if config is None:
+        raise UsageError("name a run file with --config, or ask for the --schema")
+    print(to_yaml(load_run_file(config, set_ or [])), end="")
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Run file to check.", show_default=False)
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Say what this machine has, which settings win, and what stands in the way."""
+    from pipelines.doctor import examine
+
+    findings = examine(config)
+    if json_:
+        print(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{'ok  ' if finding.ok else 'FIX '} {finding.what}: {finding.found}")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def sync(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or output directories that hold some.")],
+    uri: Annotated[str | None, typer.Option(help="Another server than the run's own.", show_default=False)] = None,
+    json_: Json = False,
+) -> None:
+    """Deliver to MLflow what runs have logged while the server could not be reached."""
+    from components.tracking.spool import find_spools, sync_spool
+
+    found = [spool for folder in folders for spool in find_spools(folder)]
+    if not found:
+        raise UsageError(f"no tracked run in {', '.join(map(str, folders))}")
+    reports = {str(folder): vars(sync_spool(folder, uri)) for folder in found}
+    if json_:
+        print(json.dumps(reports, indent=2))
+        return
+    for name, report in reports.items():
+        print(f"{name}: {report['delivered']} events delivered to {report['uri']}, {report['before']} were there")
+        for gone in report["missing"] + report["refused"]:
+            print(f"  not delivered: {gone}")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        print(importlib.metadata.version("caltune"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    pass
+
+
+def _on_existing(resume: bool, overwrite: bool) -> Any:
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other")
+    return "resume" if resume else "overwrite" if overwrite else "refuse"
+
+
+def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(summary, indent=2))
+        return
+    from components.evaluation.tables import print_summary
+    from pipelines.progress import stdout_console
+
+    print_summary(summary, stdout_console())
+
+
+def _calm_logging() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("components").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft|ray|mlflow")
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"caltune: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Connecting to Ray: a cluster where one is named, else this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from components.config import ResourcesConfig
+from components.errors import UsageError
+from ray_jobs.worker import quiet_environment
+
+
+def connect() -> None:
+    """Starts or joins Ray unless that has been done. `RAY_ADDRESS` names a cluster, as everywhere in Ray."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    machine: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
+    # Workers get the environment here, in one place (E27).
+    ray.init(
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        runtime_env={"env_vars": quiet_environment()},
+        **({} if os.environ.get("RAY_ADDRESS") else machine),
+    )
+
+
+def cpus_per_worker(resources: ResourcesConfig) -> int:
+    """CPU cores of each worker: as the run file says, else the cluster's cores divided evenly, at least one.
+
+    Raises:
+        UsageError: The cluster has fewer cores or GPUs than the run asks for; waiting would never end (E1, E21).
+    """
+    import ray
+
+    total = ray.cluster_resources()
+    cores, gpus = int(total.get("CPU", 0)), int(total.get("GPU", 0))
+    each = resources.cpus_per_worker or max(cores // resources.workers, 1)
+    if each * resources.workers > cores:
+        raise UsageError(
+            f"resources: {resources.workers} workers of {each} CPU cores need {each * resources.workers}, "
+            f"Ray has {cores}; lower resources.workers or resources.cpus_per_worker"
+        )
+    if resources.use_gpu and gpus < resources.workers:
+        raise UsageError(f"resources: {resources.workers} workers need a GPU each, Ray has {gpus}")
+    return each
