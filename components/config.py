@@ -85,6 +85,7 @@ class ColumnMapping(Strict):
     """Which columns of a hub data set or local table hold what. Dotted names reach into nested columns."""
 
     question: str
+    """Column with the question's text."""
     choices: str | list[str] | None = None
     """A column with the list of choices, or one column per choice."""
     answer: str | None = None
@@ -94,6 +95,7 @@ class ColumnMapping(Strict):
     answers: str | None = None
     """Column with the accepted answers, for open-ended rows."""
     id: str | None = None
+    """Column with an id of its own for each row; null numbers the rows."""
     group: str | None = None
     """Column whose value groups rows, e.g. an MMLU subject."""
 
@@ -102,6 +104,7 @@ class SourceConfig(Strict):
     """Where questions come from: the built-in facts, a local file, or a data set on the hub."""
 
     kind: Literal["facts", "file", "hub"]
+    """Which of the three; the keys below say what each needs."""
     domain: Literal["geography", "chemistry"] | None = None
     """For `facts`."""
     path: Path | None = None
@@ -115,6 +118,7 @@ class SourceConfig(Strict):
     split: str | None = None
     """For `hub`: the split to read."""
     revision: str | None = None
+    """For `hub`: branch, tag or commit."""
     columns: ColumnMapping | None = None
     """Column mapping; for `file` only when the columns are not the standard ones."""
     groups: list[str] | None = None
@@ -193,8 +197,9 @@ class TrainingConfig(Strict):
 
 
 class StopConfig(Strict):
-    """When CALM ends and which step is kept. The paper's rule is unknown; going on too long overshoots into
-    under-confidence.
+    """When CALM ends and which step is kept.
+
+    The paper's rule is unknown; going on too long overshoots into under-confidence.
     """
 
     rule: Literal["budget", "match", "keep_best"] = "keep_best"
@@ -268,6 +273,7 @@ class TrackingConfig(Strict):
     experiment: str = "caltune"
     """MLflow experiment; MLFLOW_EXPERIMENT_NAME wins where set."""
     enabled: bool = True
+    """False logs nowhere."""
 
 
 class RunConfig(Strict):

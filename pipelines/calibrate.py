@@ -62,13 +62,12 @@ class Calibration:
         return prepared
 
     def resolve(self) -> ResolvedModel:
-        """Stage `model`: finds the base model and says which one it is."""
+        """Stage `model`: finds the base model; `resolve_model` logs which one it is."""
         from components.models.base import resolve_model
 
         with self.folder.stage("model") as notes:
             resolved = resolve_model(self.config.model)
             notes["origin"], notes["revision"] = resolved.origin, resolved.revision
-        self.reporter.say(f"model: {self.config.model.name} from {resolved.origin}")
         return resolved
 
     def train(self, method: MethodName, resolved: ResolvedModel, resume: bool) -> None:

@@ -11,11 +11,13 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from components.errors import CaltuneError, UsageError
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="caltune",
@@ -42,19 +44,22 @@ def main() -> None:
     """Entry point: turns errors into sentences and exit codes."""
     _calm_logging()
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except CaltuneError as problem:
         _fail(str(problem), problem.exit_code)
-    except typer.Abort:
-        _fail("aborted", 1)
-    except KeyboardInterrupt:
-        _fail("interrupted; go on with --resume", 130)
+    except FloatingPointError as problem:
+        _fail(str(problem), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except Exception as problem:
         if not hasattr(problem, "exit_code") or not hasattr(problem, "format_message"):
             raise
         # A usage error of the command line itself; its exit code is 2.
         problem.show()  # type: ignore[attr-defined]
         sys.exit(problem.exit_code)
+    if code == INTERRUPTED:
+        _fail("interrupted; go on with --resume", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 @app.command()
@@ -69,11 +74,10 @@ def run(
     """Train, evaluate and recalibrate every method of a run file, compare them, write the report."""
     from components.run_file import load_run_file
     from components.tracking.mlflow_logger import resolve_tracking, view_command
-    from pipelines.progress import Reporter
     from pipelines.run import run as run_pipeline
 
     loaded = load_run_file(config, set_ or [])
-    reporter = Reporter(quiet=quiet or json_)
+    reporter = _reporter(quiet or json_)
     result = run_pipeline(loaded, config.parent, _on_existing(resume, overwrite), reporter)
     _print_summary(result.summary, json_)
     if not json_:
@@ -94,13 +98,11 @@ def train(
 ) -> None:
     """Train the methods of a run file; leave an adapter folder of each."""
     from components.run_file import load_run_file
-    from pipelines.progress import Reporter
     from pipelines.run import train_only
 
     loaded = load_run_file(config, set_ or [])
-    adapters = train_only(
-        loaded, config.parent, _on_existing(resume, overwrite), Reporter(quiet=quiet or json_), only=method
-    )
+    existing, reporter = _on_existing(resume, overwrite), _reporter(quiet or json_)
+    adapters = train_only(loaded, config.parent, existing, reporter, only=method)
     if json_:
         print(json.dumps({name: str(path) for name, path in adapters.items()}))
         return
@@ -122,11 +124,10 @@ def evaluate(
 ) -> None:
     """Measure how calibrated a model or adapter is on the run file's data."""
     from components.run_file import load_run_file
-    from pipelines.progress import Reporter
     from pipelines.run import evaluate_only
 
     loaded = load_run_file(config, set_ or [])
-    reporter = Reporter(quiet=quiet or json_)
+    reporter = _reporter(quiet or json_)
     result = evaluate_only(loaded, config.parent, _on_existing(resume, overwrite), reporter, adapter)
     _print_summary(result.summary, json_)
     reporter.say(f"predictions and metrics: {result.folder}")
@@ -145,9 +146,7 @@ def compare(
 
 @app.command()
 def validate(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Run file to check.", show_default=False)
-    ] = None,
+    config: CheckedConfig = None,
     set_: Overrides = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the run file's JSON schema, for editors.")] = False,
 ) -> None:
@@ -164,9 +163,7 @@ def validate(
 
 @app.command()
 def doctor(
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Run file to check.", show_default=False)
-    ] = None,
+    config: CheckedConfig = None,
     json_: Json = False,
 ) -> None:
     """Say what this machine has, which settings win, and what stands in the way."""
@@ -235,13 +232,29 @@ def _print_summary(summary: dict[str, Any], as_json: bool) -> None:
     print_summary(summary, stdout_console())
 
 
+def _reporter(quiet: bool) -> Any:
+    from pipelines.progress import Reporter
+
+    if not quiet:
+        logging.getLogger("components").setLevel(logging.INFO)
+    return Reporter(quiet=quiet)
+
+
 def _calm_logging() -> None:
+    """Warnings and errors of everything we use go to stderr, advice to its own developers nowhere."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("components").setLevel(logging.INFO)
+    logging.getLogger("DeepSpeed").addFilter(_to_stderr)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft|ray|mlflow")
 
 
-def _fail(message: str, code: int) -> None:
+def _to_stderr(record: logging.LogRecord) -> bool:
+    """Takes DeepSpeed's records away from its own handler, which writes to stdout, where only results belong."""
+    if not record.getMessage().startswith("Setting accelerator to CPU"):  # said even where there is no other
+        logging.getLogger().handle(record)
+    return False
+
+
+def _fail(message: str, code: int) -> NoReturn:
     print(f"caltune: {message}", file=sys.stderr)
     sys.exit(code)
 

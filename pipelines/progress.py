@@ -82,8 +82,9 @@ class _Lines:
             return
         self.said = now
         elapsed = now - self.begun
-        left = elapsed / self.done * (self.total - self.done) if self.done else 0.0
-        tail = f"in {elapsed:.0f} s" if finished else f"{elapsed:.0f} s, about {left:.0f} s left"
+        tail = f"in {elapsed:.0f} s" if finished else f"{elapsed:.0f} s"
+        if self.done and not finished:
+            tail += f", about {elapsed / self.done * (self.total - self.done):.0f} s left"
         line = f"{self.title}: {self.done}/{self.total} {tail}{'  ' + note if note else ''}"
         self.console.print(line, soft_wrap=True)
 

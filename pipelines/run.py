@@ -100,12 +100,9 @@ def _report(
 
 
 def pairs_worth_comparing(names: list[str]) -> list[tuple[str, str]]:
-    """Every trained or recalibrated method against those before it in the list that it should beat.
-
-    CALM is set against everything; the others against the model as it is.
-    """
+    """CALM against everything it should beat, plain fine-tuning against the model as it is."""
     pairs = [("calm", other) for other in names if "calm" in names and not other.startswith("calm")]
-    return pairs + [(name, "base") for name in names if "base" in names and name not in ("base", "calm")]
+    return [*pairs, ("sft", "base")] if {"sft", "base"} <= set(names) else pairs
 
 
 def train_only(

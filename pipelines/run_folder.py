@@ -89,12 +89,11 @@ def open_run_folder(config: RunConfig, on_existing: OnExisting) -> Iterator[RunF
     except Timeout:
         raise UsageError(f"{path}: another process is working on this run") from None
     try:
-        state = _existing_state(config, path, on_existing)
-        if state is None:
-            path.mkdir(exist_ok=True)
-            state = _new_state(config)
-            save_resolved(config, path / RUN_FILE)
+        state = _existing_state(config, path, on_existing) or _new_state(config)
+        path.mkdir(exist_ok=True)
+        # The state first: a folder without one is taken for somebody else's.
         write_json(path / STATE, state)
+        save_resolved(config, path / RUN_FILE)
         yield RunFolder(path, state)
     finally:
         lock.release()

@@ -17,7 +17,10 @@ def connect() -> None:
 
     if ray.is_initialized():
         return
-    machine: dict[str, Any] = {"include_dashboard": False, "num_cpus": os.cpu_count()}
+    # "local": a cluster that happens to run on this machine is joined only where it is named.
+    machine: dict[str, Any] = {"address": "local", "include_dashboard": False, "num_cpus": os.cpu_count()}
+    # Its one warning says that access to the cluster needs a token, which is as it should be.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     # Workers get the environment here, in one place (E27).
     ray.init(
         log_to_driver=False,

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+COMPARED_HERE = ("ece", "accuracy")
+"""Metrics of the comparisons shown in the terminal; the report has them all."""
+
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     """Prints accuracy, confidence, ECE and NLL with intervals, best in bold, then the paired comparisons.
@@ -27,19 +30,27 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
             console.print(_main_table(summary, [split]))
     for warning in low_mass_warnings(summary):
         console.print(f"[yellow]{warning}[/yellow]")
-    if summary["comparisons"]:
-        console.print(_comparison_table(summary["comparisons"]))
+    for split in splits:
+        rows = [row for row in summary["comparisons"] if row["split"] == split and row["metric"] in COMPARED_HERE]
+        if rows:
+            console.print(_comparison_table(split, rows))
 
 
 def low_mass_warnings(summary: Mapping[str, Any]) -> list[str]:
-    """A sentence for every method and split where the options together have next to no probability."""
-    return [
-        f"{method} on {split}: the options hold {by_split[split]['option_mass']['value']:.2g} of the probability on "
-        "average; confidence among them says little about what the model would answer freely"
-        for method, by_split in summary["methods"].items()
-        for split in by_split
-        if by_split[split]["option_mass"]["value"] < LOW_OPTION_MASS
-    ]
+    """A sentence for every split on which the options together have next to no probability under some methods."""
+    warnings = []
+    for split in display.splits_of(summary):
+        masses = {
+            method: by_split[split]["option_mass"]["value"]
+            for method, by_split in summary["methods"].items()
+            if split in by_split and by_split[split]["option_mass"]["value"] < LOW_OPTION_MASS
+        }
+        if masses:
+            warnings.append(
+                f"{', '.join(masses)} on {split}: the options hold {min(masses.values()):.2g} of the probability on "
+                "average; confidence among them says little about what the model would answer freely"
+            )
+    return warnings
 
 
 def _main_table(summary: Mapping[str, Any], splits: Sequence[str]) -> Table:
@@ -78,25 +89,26 @@ def _cell(summary: Mapping[str, Any], method: str, split: str, column: display.C
     return f"{value}\n[dim]{display.short_interval(figure)}[/dim]"
 
 
-def _comparison_table(comparisons: Sequence[Mapping[str, Any]]) -> Table:
+def _comparison_table(split: str, comparisons: Sequence[Mapping[str, Any]]) -> Table:
+    """Narrow enough for 80 columns: what is left out stands in the report."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title="paired differences, first minus second", title_justify="left")
-    for heading in ("split", "metric", "methods"):
-        table.add_column(heading)
-    for heading in ("difference", "interval", "p"):
+    table = Table(box=box.SIMPLE_HEAD, title=f"{split}: first minus second, paired", title_justify="left")
+    table.add_column("methods", overflow="fold")
+    table.add_column("", no_wrap=True)
+    for heading in ("difference", "interval"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("first is", no_wrap=True)
     for row in comparisons:
+        verdict = display.verdict(row)
+        clear = {f"{row['a']} better": "better", f"{row['b']} better": "worse"}.get(verdict, "")
         table.add_row(
-            escape(row["split"]),
-            display.metric_title(row["metric"]),
             escape(f"{row['a']} - {row['b']}"),
+            display.metric_title(row["metric"]),
             display.signed(row["difference"]),
             escape(display.interval(row)),
-            display.number(row["p_value"]),
-            escape(display.verdict(row)),
+            clear,
         )
     return table

@@ -25,13 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from components.errors import CaltuneError, CheckpointError
-from components.training.deepspeed_config import ZeroStage, zero_config
 from components.training.parameter_space import (
     Block,
     BlockVector,
     Loss,
     TorchSpace,
-    _dot,
+    dot,
     sum_over_ranks,
     sum_tensors_over_ranks,
 )
@@ -40,49 +39,6 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def make_engine(
-    model: nn.Module,
-    theta: Mapping[str, nn.Parameter],
-    stage: ZeroStage,
-    learning_rate: float,
-    weight_decay: float,
-    micro_batch_size: int,
-) -> DeepSpeedEngine:
-    """Puts a model under DeepSpeed, with AdamW on theta. Collective; rank 0's weights go to every rank.
-
-    Args:
-        model: What the losses call. It is changed in place: moved to the rank's device and, at stage 3, sharded.
-        theta: The parameters of the model to train, by name, in float32. The others are frozen, in any precision.
-        stage: ZeRO stage.
-        learning_rate: Of theta, until `set_learning_rates`.
-        weight_decay: Decoupled, on theta.
-        micro_batch_size: Rows that a rank sees a step.
-
-    Returns:
-        The engine. The process group is joined where there is one, else made from the launcher's environment.
-
-    Raises:
-        ValueError: A parameter of theta is not float32.
-    """
-    wrong = [name for name, p in theta.items() if p.dtype != torch.float32]
-    if wrong:
-        raise ValueError(f"trained parameters must be float32, these are not: {wrong[:3]}")
-
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-
-    if get_accelerator().device_name() == "cpu":
-        # Else DeepSpeed compiles an all-reduce that only inference uses: half a minute, and a compiler must be there.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    model.requires_grad_(False)
-    trained = list(theta.values())
-    for p in trained:
-        p.requires_grad_(True)
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=zero_config(stage, micro_batch_size))
-    return engine
 
 
 class DeepSpeedSpace:
@@ -130,8 +86,8 @@ class DeepSpeedSpace:
 
     def inner(self, x: BlockVector, y: BlockVector) -> float:
         """See `ParameterSpace`."""
-        theta = _dot(x.theta, y.theta) if x.theta and y.theta else 0.0
-        alpha = _dot(x.alpha, y.alpha) if x.alpha and y.alpha else 0.0
+        theta = dot(x.theta, y.theta) if x.theta and y.theta else 0.0
+        alpha = dot(x.alpha, y.alpha) if x.alpha and y.alpha else 0.0
         return alpha + (sum_over_ranks(theta) if self._sharded else theta)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from components.config import TrainingConfig
 from components.training.checkpoints import Checkpoints
 from components.training.parameter_space import Block, ParameterSpace
-from components.training.schedule import rate_factor, head_rate_factor
+from components.training.schedule import head_rate_factor, rate_factor
 from components.training.steps import TrainingStep
 from components.training.stopping import SplitMetrics, StopRule, StopState
 

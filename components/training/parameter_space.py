@@ -47,7 +47,8 @@ def _axpy(scale: float, x: Sequence[Tensor], y: Sequence[Tensor]) -> tuple[Tenso
     return tuple(torch._foreach_add(list(y), list(x), alpha=scale))
 
 
-def _dot(x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
+def dot(x: Sequence[Tensor], y: Sequence[Tensor]) -> float:
+    """Inner product of two equally shaped lists of tensors."""
     # float64 sums: lambda divides by a squared norm that goes to zero.
     return sum(float(torch.dot(a.flatten().double(), b.flatten().double())) for a, b in zip(x, y, strict=True))
 
@@ -163,8 +164,8 @@ class TorchSpace:
 
     def inner(self, x: BlockVector, y: BlockVector) -> float:
         """See `ParameterSpace`."""
-        return (_dot(x.alpha, y.alpha) if x.alpha and y.alpha else 0.0) + (
-            _dot(x.theta, y.theta) if x.theta and y.theta else 0.0
+        return (dot(x.alpha, y.alpha) if x.alpha and y.alpha else 0.0) + (
+            dot(x.theta, y.theta) if x.theta and y.theta else 0.0
         )
 
     @torch.no_grad()

@@ -140,7 +140,8 @@ class Session:
             groups = block_groups(alpha, theta, config.training.weight_decay)
             return scoring, TorchSpace(alpha, theta, torch.optim.AdamW(groups, lr=config.training.learning_rate))
 
-        from components.training.deepspeed_space import DeepSpeedSpace, make_engine
+        from components.training.deepspeed_engine import make_engine
+        from components.training.deepspeed_space import DeepSpeedSpace
 
         engine = make_engine(
             scoring,
