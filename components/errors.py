@@ -31,6 +31,11 @@ class DataError(CaltuneError):
         at = f" field '{field}':" if field else ""
         super().__init__(f"{where}:{at} {problem}" + (f" ({remedy})" if remedy else ""))
         self.path, self.line, self.field = str(path), line, field
+        self._parts = (str(path), line, field, problem, remedy)
+
+    def __reduce__(self) -> tuple[type[DataError], tuple[object, ...]]:
+        """Made again from its parts, so that a worker's error reaches the driver."""
+        return type(self), self._parts
 
 
 class ModelError(CaltuneError):

@@ -19,12 +19,12 @@ RESULT = "training.json"
 
 
 def as_message(job: TrainingJob, resume: bool) -> dict[str, Any]:
-    """The job as plain data, for Ray to carry."""
+    """The job as plain data, for Ray to carry. Paths are made absolute: a worker has a current folder of its own."""
     return {
         "config": job.config.model_dump(mode="json"),
         "method": job.method,
-        "data": str(job.data),
-        "folder": str(job.folder),
+        "data": str(job.data.resolve()),
+        "folder": str(job.folder.resolve()),
         "resolved": asdict(job.resolved),
         "details": dict(job.details),
         "resume": resume,
