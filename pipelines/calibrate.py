@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import MethodName, RunConfig
+from components.errors import UsageError
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
 from components.evaluation.predictions import Predictions, read_predictions, write_predictions
 from components.files import write_json
@@ -114,16 +115,29 @@ class Calibration:
             data: The prepared data.
             resolved: The base model.
             adapter: The method's adapter folder; None for the base model alone.
+
+        Raises:
+            UsageError: The run that is resumed has evaluated another adapter under this name.
         """
+        from components.models.adapter_checks import METADATA_FILE
+        from components.models.smollm2 import sha256_of
+
         stage = f"evaluate/{method}"
         splits = [name for name in data.splits if name not in ("train", "calibration")]
+        fingerprint = None if adapter is None else sha256_of(adapter / METADATA_FILE)
         if self.folder.is_done(stage):
+            if self.folder.notes(stage)["adapter"] != fingerprint:
+                raise UsageError(
+                    f"{self.folder.path} holds an evaluation of another adapter as '{method}'; use --overwrite or "
+                    "another run name"
+                )
             folders = {split: self._split_folder(method, split) for split in splits}
             return {split: read_predictions(folder / "predictions.parquet") for split, folder in folders.items()}
         from ray_jobs.evaluate import EvaluationJob, evaluate
 
         total = sum(len(data.splits[split]) for split in splits)
-        with self.folder.stage(stage), self.reporter.task(f"evaluate {method}", total) as advance:
+        with self.folder.stage(stage) as notes, self.reporter.task(f"evaluate {method}", total) as advance:
+            notes["adapter"] = fingerprint
             job = EvaluationJob(self.config, data, resolved, adapter, splits)
             found = evaluate(job, lambda done: advance(done, ""))
             self.keep(method, found, data)

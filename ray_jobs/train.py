@@ -43,6 +43,7 @@ def train(job: TrainingJob, *, resume: bool, on_row: OnRow) -> dict[str, Any]:
     """
     connect()
     trainer = _trainer(job, resume)
+    job.folder.mkdir(parents=True, exist_ok=True)
     failure: list[BaseException] = []
 
     def fit() -> None:

@@ -55,11 +55,14 @@ def train_worker(message: dict[str, Any]) -> None:
 def run_session(job: TrainingJob, process: Process, *, resume: bool, report: Any) -> None:
     """Trains and keeps the trace; rank 0 writes it, every rank reports equally often (E3).
 
+    Ray Train hands a report on every two seconds and holds a worker up that has another one before, so steps go into
+    the trace alone and evaluations to Ray too.
+
     Args:
         job: What to train.
         process: Which rank this is.
         resume: Continue from the newest checkpoint.
-        report: Called with a dict of metrics on every step by every rank.
+        report: Called with the metrics of every evaluation by every rank.
     """
     from components.evaluation.score_split import traced_metrics
     from components.files import write_json
@@ -69,7 +72,8 @@ def run_session(job: TrainingJob, process: Process, *, resume: bool, report: Any
     def on_step(steps_taken: int, values: Mapping[str, float]) -> None:
         if trace is not None:
             trace.add(steps_taken, values)
-        report({"step": steps_taken, **values})
+        if any("/" in name for name in values):  # <split>/<metric>: there was an evaluation
+            report({"step": steps_taken, **values})
 
     def judge(scores: SplitScores) -> dict[str, float]:
         return traced_metrics(scores, job.config.evaluation.bins)
@@ -91,7 +95,7 @@ def quiet_environment() -> dict[str, str]:
     """Environment of worker processes: no chatter, no telemetry, the accelerator DeepSpeed should see."""
     import torch
 
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "DEEPSPEED_LOG_LEVEL": "warning"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if not torch.cuda.is_available():
         quiet["DS_ACCELERATOR"] = "cpu"
     return {k: os.environ.get(k, v) for k, v in quiet.items()}

@@ -98,9 +98,7 @@ class Checkpoints:
         try:
             return self._read(path)
         except _DAMAGE as problem:
-            raise CheckpointError(
-                f"{path} is missing or damaged ({problem}); use --overwrite"
-            ) from problem
+            raise CheckpointError(f"{path} is missing or damaged ({problem}); use --overwrite") from problem
 
     def _numbered(self) -> list[Path]:
         return sorted(self.folder.glob("step-*[0-9]"))

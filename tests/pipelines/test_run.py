@@ -14,6 +14,8 @@ from pipelines.compare import compare_runs
 from pipelines.progress import Reporter
 from pipelines.run import run
 
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(900)]
+
 METHODS = [
     "base",
     "base+temperature",
@@ -25,37 +27,9 @@ METHODS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, tiny_model_folder):
-    """One run to the end, looked at by every test of this file."""
-    from components.config import RunConfig
-
-    output = tmp_path_factory.mktemp("outputs")
-    config = RunConfig.model_validate(
-        {
-            "run": "small",
-            "output_dir": str(output),
-            "recalibrate": {"base": ["temperature"], "sft": ["temperature"]},
-            "model": {"name": str(tiny_model_folder), "adapter": {"r": 4, "alpha": 8}},
-            "data": {
-                "source": {"kind": "facts", "domain": "geography"},
-                "splits": {"train": 48, "calibration": 16, "validation": 16, "test": 24},
-                "heldout_groups": ["currency"],
-                "ood": {"ood": {"kind": "facts", "domain": "chemistry"}},
-                "prompt": {"style": "plain", "template": "Question: {question}\nAnswer:", "delimiter": " "},
-            },
-            "training": {"steps": 6, "batch_size": 4, "evaluate_every": 3, "checkpoint_every": 2},
-            "calm": {"inner_steps": 2, "stop": {"rule": "keep_best", "split": "both"}},
-            "evaluation": {"bootstrap": 100},
-        }
-    )
-    return config, run(config, Path(), "refuse", Reporter(quiet=True))
-
-
 def test_summary_has_every_method_on_both_test_sets(finished):
-    _, result = finished
-    assert list(result.summary["methods"]) == METHODS
-    for by_split in result.summary["methods"].values():
+    assert list(finished.summary["methods"]) == METHODS
+    for by_split in finished.summary["methods"].values():
         assert list(by_split) == ["id", "ood"]
         for block in by_split.values():
             for metric in ("accuracy", "mean_confidence", "ece", "nll"):
@@ -63,7 +37,6 @@ def test_summary_has_every_method_on_both_test_sets(finished):
 
 
 def test_run_folder_is_laid_out_as_promised(finished):
-    _, result = finished
     expected = [
         "config.resolved.yaml",
         "run.json",
@@ -77,14 +50,13 @@ def test_run_folder_is_laid_out_as_promised(finished):
         "report/index.html",
         "report/summary.json",
     ]
-    assert [name for name in expected if not (result.folder / name).exists()] == []
-    assert not list(result.folder.rglob("*.bin"))
-    assert verify_adapter(result.folder / "calm" / "adapter")["method"] == "calm"
+    assert [name for name in expected if not (finished.folder / name).exists()] == []
+    assert not list(finished.folder.rglob("*.bin"))
+    assert verify_adapter(finished.folder / "calm" / "adapter")["method"] == "calm"
 
 
 def test_trace_has_every_step_and_every_quantity(finished):
-    _, result = finished
-    rows = [json.loads(line) for line in (result.folder / "calm" / "trace.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (finished.folder / "calm" / "trace.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(7))
     wanted = {"f", "g", "residual", "lambda", "mean_tau", "offset_norm", "mean_confidence", "accuracy"}
     assert all(wanted <= row.keys() for row in rows[1:])
@@ -92,15 +64,14 @@ def test_trace_has_every_step_and_every_quantity(finished):
 
 
 def test_report_is_self_contained(finished):
-    _, result = finished
-    page = result.report.read_text()
+    page = (finished.folder / "report" / "index.html").read_text()
     assert page.count("data:image/png;base64,") >= len(METHODS)
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert 'src="http' not in page
 
 
 def test_tracked_runs_are_nested_with_figures_and_adapter(finished):
-    config, result = finished
+    config = finished.config
     client = MlflowClient(f"sqlite:///{config.output_dir.resolve() / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("caltune")
     runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}
@@ -111,30 +82,29 @@ def test_tracked_runs_are_nested_with_figures_and_adapter(finished):
     steps = client.get_metric_history(runs["train-calm"].info.run_id, "f")
     assert sorted(m.step for m in steps) == list(range(1, 7))
     shown = runs["evaluate-calm"].data.metrics["ood/ece"]
-    assert shown == pytest.approx(result.summary["methods"]["calm"]["ood"]["ece"]["value"])
+    assert shown == pytest.approx(finished.summary["methods"]["calm"]["ood"]["ece"]["value"])
     assert "adapter" in {a.path for a in client.list_artifacts(runs["train-calm"].info.run_id)}
 
 
 def test_a_folder_in_use_is_refused_and_resume_does_no_work_twice(finished):
-    config, result = finished
+    config = finished.config
     with pytest.raises(UsageError, match="--resume"):
         run(config, Path(), "refuse", Reporter(quiet=True))
-    adapter = result.folder / "calm" / "adapter" / "adapter_model.safetensors"
+    adapter = finished.folder / "calm" / "adapter" / "adapter_model.safetensors"
     before = adapter.stat().st_mtime_ns
     again = run(config, Path(), "resume", Reporter(quiet=True))
     assert adapter.stat().st_mtime_ns == before
-    assert again.summary == result.summary
+    assert again.summary == finished.summary
 
 
 def test_resume_with_other_settings_is_refused(finished):
-    config, _ = finished
+    config = finished.config
     with pytest.raises(UsageError, match="other settings"):
         run(config.model_copy(update={"seed": 1}), Path(), "resume", Reporter(quiet=True))
 
 
 def test_compare_reads_the_folder_back(finished):
-    _, result = finished
-    summary = compare_runs([result.folder])
+    summary = compare_runs([finished.folder])
     assert set(summary["methods"]) == set(METHODS)
     row = next(r for r in summary["comparisons"] if {r["a"], r["b"]} == {"base", "calm"} and r["metric"] == "ece")
     blocks = summary["methods"]

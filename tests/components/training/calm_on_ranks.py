@@ -32,7 +32,14 @@ from components.models.scoring import ScoringModel
 from components.training.bilevel.bome import Bome
 from components.training.objectives.cross_entropy import cross_entropy_sum
 from components.training.objectives.entropy import option_entropy_sum
-from components.training.parameter_space import BlockVector, Loss, ParameterSpace, TorchSpace, block_groups
+from components.training.parameter_space import (
+    BlockVector,
+    Loss,
+    ParameterSpace,
+    TorchSpace,
+    block_groups,
+    sum_over_ranks,
+)
 
 VOCABULARY, ROWS, WEIGHT_DECAY = 64, 6, 0.05
 BATCH_SEED = 9000
@@ -108,7 +115,8 @@ def make_space(
     if job.stage is None:
         groups = block_groups(alpha, theta, WEIGHT_DECAY)
         return TorchSpace(alpha, theta, torch.optim.AdamW(groups)), lambda: None
-    from components.training.deepspeed_space import DeepSpeedSpace, make_engine
+    from components.training.deepspeed_engine import make_engine
+    from components.training.deepspeed_space import DeepSpeedSpace
 
     engine = make_engine(model, theta, job.stage, 1.0, WEIGHT_DECAY, ROWS // world)
     optimizer = torch.optim.AdamW(block_groups(alpha, {})) if alpha else None
@@ -136,7 +144,8 @@ def run(job: Job, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
     """Runs a job on this rank.
 
     Returns:
-        The space's state after the last step; `trace`, f, g and lambda of every step; and the outcome of checks:
+        The space's state after the last step; `trace`, f, g and lambda of every step; and which checks every rank
+        passed:
         `loaded` (a loaded state reads back bit for bit), `no_trace` (computing a direction changes no bit),
         `forward_only` (alpha's gradient needs no graph through the model), `masters` (working weights equal the
         optimiser's), `agree` (every rank holds the same), `refuses` (bad input raises).
@@ -158,9 +167,10 @@ def run(job: Job, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
             trace.append([0.0, value, 0.0])
             continue
         if step == job.first + 2:
-            before = space.state_dict()
+            before, weights = space.state_dict(), space.snapshot_theta()
             bome.direction(upper, lower)
-            checks["no_trace"] = same(space.state_dict(), before)
+            restored = all(torch.equal(a, b) for a, b in zip(space.snapshot_theta(), weights, strict=True))
+            checks["no_trace"] = restored and same(space.state_dict(), before)
             checks["forward_only"] = not graph_reaches_model(space, model, head, step)
         state = bome.step(upper, lower)
         trace.append([state.f, state.g, state.lam])
@@ -169,7 +179,8 @@ def run(job: Job, rank: int = 0, world: int = 1) -> dict[str, Tensor]:
     checks["agree"] = world == 1 or ranks_agree(outcome)
     checks["refuses"] = job.stage is None or refuses_bad_input(space, job.stage, outcome)
     close()
-    return outcome | {"trace": torch.tensor(trace)} | {key: torch.tensor(value) for key, value in checks.items()}
+    passed = {key: torch.tensor(sum_over_ranks(float(value)) == world) for key, value in checks.items()}
+    return outcome | {"trace": torch.tensor(trace)} | passed
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -204,13 +215,11 @@ def masters_equal_weights(theta: dict[str, torch.nn.Parameter]) -> bool:
 
 
 def ranks_agree(state: dict[str, Tensor]) -> bool:
-    """Whether every rank holds rank 0's numbers."""
+    """Whether this rank holds rank 0's numbers."""
     mine = torch.cat([state[key].flatten() for key in sorted(state)])
     first = mine.clone()
     dist.broadcast(first, 0)
-    differ = torch.tensor(float(not torch.equal(mine, first)))
-    dist.all_reduce(differ)
-    return differ.item() == 0
+    return torch.equal(mine, first)
 
 
 def refuses_bad_input(space: ParameterSpace, stage: int, state: dict[str, Tensor]) -> bool:

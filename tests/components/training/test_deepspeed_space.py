@@ -129,8 +129,15 @@ def test_a_sharded_state_continues_in_plain_pytorch(calm_on_ranks, one_rank, two
 
 
 def test_trained_parameters_in_low_precision_are_refused():
-    from components.training.deepspeed_space import make_engine
+    from components.training.deepspeed_engine import make_engine
 
     layer = torch.nn.Linear(2, 2, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"float32.*weight"):
         make_engine(layer, dict(layer.named_parameters()), 3, 1e-3, 0.0, 1)
+
+
+def test_alpha_without_an_optimizer_is_refused():
+    from components.training.deepspeed_space import DeepSpeedSpace
+
+    with pytest.raises(ValueError, match="no optimizer"):
+        DeepSpeedSpace(None, {"l": torch.zeros(1)}, {}, None)

@@ -1,0 +1,99 @@
+"""20 CALM steps through Ray Train on two workers, sharded or not, against one plain process in this one.
+
+`tests/components/training/test_deepspeed_space.py` has every stage without Ray; this is the way that `caltune` goes.
+Float32 sums in another order differ in the seventh digit, which AdamW turns into steps that differ by some thousandths
+of the rate; the rates are chosen so that 1e-6 is above that and far below what the steps move.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from components.models.adapter_files import verify_adapter
+from components.training.session import Process, TrainingJob
+from ray_jobs.train import train
+from ray_jobs.worker import run_session
+
+STEPS = 20
+TRAINING = {"steps": STEPS, "batch_size": 8, "evaluate_every": 10, "checkpoint_every": 10, "learning_rate": 2e-4}
+WAYS = {
+    "plain": {"workers": 2},
+    "zero2": {"workers": 2, "deepspeed": {"stage": 2}},
+    "zero3": {"workers": 2, "deepspeed": {"stage": 3}},
+}
+ENTROPY = {"plain": "vocabulary", "zero2": "options", "zero3": "options"}
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+
+
+def calm(entropy_over: str) -> dict:
+    return {
+        "inner_steps": 2,
+        "alpha_learning_rate": 1e-3,
+        "entropy_over": entropy_over,
+        "stop": {"rule": "budget"},
+    }
+
+
+@pytest.fixture(scope="module")
+def single(make_job: Callable[..., TrainingJob]) -> dict[str, TrainingJob]:
+    """Runs of one plain process by the support of the entropy."""
+    jobs = {}
+    for entropy_over in ("options", "vocabulary"):
+        jobs[entropy_over] = make_job(f"single-{entropy_over}", training=TRAINING, calm=calm(entropy_over))
+        run_session(jobs[entropy_over], Process(), resume=False, report=lambda values: None)
+    return jobs
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def pair(request, ray_here, make_job, single) -> tuple[TrainingJob, TrainingJob, list[dict]]:
+    """A job of one process, the same on two workers, and the rows that the driver was told."""
+    entropy_over = ENTROPY[request.param]
+    job = make_job(request.param, training=TRAINING, calm=calm(entropy_over), resources=WAYS[request.param])
+    rows: list[dict] = []
+    train(job, resume=False, on_row=rows.append)
+    return single[entropy_over], job, rows
+
+
+def final_state(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / f"step-{STEPS:08d}" / "state.safetensors")
+
+
+def test_alpha_and_theta_are_the_single_processes(pair):
+    one, two, _ = pair
+    expected, found = final_state(one.folder), final_state(two.folder)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key.startswith("value/"):
+            torch.testing.assert_close(found[key], value, rtol=0.0, atol=1e-6)
+
+
+def test_they_have_moved_far_more_than_the_tolerance(pair):
+    one, two, _ = pair
+    start = load_file(one.folder / "checkpoints" / "step-00000010" / "state.safetensors")
+    end = final_state(two.folder)
+    for block in ("value/alpha", "value/theta"):
+        moved = max(float((end[key] - start[key]).abs().max()) for key in end if key.startswith(block))
+        assert moved > 2e-4
+
+
+def test_the_trace_is_the_single_processes_and_the_driver_is_told_each_row_once(pair):
+    one, two, told = pair
+    expected, found = (
+        [json.loads(line) for line in (job.folder / "trace.jsonl").read_text().splitlines()] for job in (one, two)
+    )
+    assert told == found
+    assert [row["step"] for row in found] == list(range(STEPS + 1))
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+def test_the_adapter_folder_is_whole(pair):
+    _, two, _ = pair
+    assert verify_adapter(two.folder / "adapter")["steps"] == STEPS
