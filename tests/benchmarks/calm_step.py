@@ -110,8 +110,8 @@ def main() -> None:
     print("  T   SFT step   CALM / SFT   (quartiles)     limit   over limit")
     for row in rows:
         print(
-            f"{row['T']:>3} {row['sft_step_s']:>9.2f}s {row['ratio']:>12.2f}   ({row['ratio_q1']:.2f}-{row['ratio_q3']:.2f})"
-            f" {row['limit']:>9.2f} {row['ratio_over_limit']:>11.2f}"
+            f"{row['T']:>3} {row['sft_step_s']:>9.2f}s {row['ratio']:>12.2f}   "
+            f"({row['ratio_q1']:.2f}-{row['ratio_q3']:.2f}) {row['limit']:>9.2f} {row['ratio_over_limit']:>11.2f}"
         )
 
 
