@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,8 @@ def _explained(problem: BaseException, folder: Path) -> BaseException:
     rank, first = sorted(workers.items())[0]
     first = getattr(first, "_base_exc", first)
     log = folder / "error.log"
-    log.write_text("\n".join(f"rank {r}:\n{''.join(traceback.format_exception(e))}" for r, e in workers.items()))
+    # The errors themselves arrive without their tracebacks; Ray's own message holds those of all ranks as text.
+    log.write_text(str(problem), encoding="utf-8")
     cause = getattr(first, "cause", None) or first
     words = (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
     return CaltuneError(f"training failed on rank {rank}: {words} (all of it: {log})")

@@ -26,7 +26,7 @@ def predictions_of(questions: Sequence[Question], scores: SplitScores) -> Predic
         ids=tuple(q.id for q in questions),
         gold=scores.answers,
         option_log_probs=scores.log_probs,
-        # The options' probabilities are summed in float32 and may pass 1 by a rounding error.
+        # By text the sum passes 1 where an option begins with another or equals it, else only by rounding.
         option_mass=np.clip(scores.mass, 0.0, 1.0),
         groups=tuple(q.group for q in questions),
     )

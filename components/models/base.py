@@ -94,7 +94,6 @@ def load_model(resolved: ResolvedModel, config: ModelConfig) -> PreTrainedModel:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 resolved.path_or_id,
                 dtype=getattr(torch, config.dtype),
-                attn_implementation="sdpa",
                 use_safetensors=True,  # the other format is pickle, which can run code
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
