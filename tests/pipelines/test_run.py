@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,16 @@ def test_compare_reads_the_folder_back(finished):
     blocks = summary["methods"]
     expected = blocks[row["a"]][row["split"]]["ece"]["value"] - blocks[row["b"]][row["split"]]["ece"]["value"]
     assert row["difference"] == pytest.approx(expected)
+
+
+def test_compare_sets_runs_side_by_side(finished, tmp_path):
+    twin = tmp_path / "twin"
+    shutil.copytree(finished.folder, twin)
+    summary = compare_runs([finished.folder, twin])
+    assert summary["run"] == "small + twin"
+    assert set(summary["methods"]) == {f"{run}/{method}" for run in ("small", "twin") for method in METHODS}
+    rows = [r for r in summary["comparisons"] if {r["a"], r["b"]} == {"small/calm", "twin/calm"}]
+    assert {(r["split"], r["metric"]) for r in rows} == {
+        (s, m) for s in ("id", "ood") for m in ("ece", "accuracy", "nll")
+    }
+    assert {r["difference"] for r in rows} == {0.0}

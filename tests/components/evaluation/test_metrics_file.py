@@ -16,7 +16,6 @@ from components.evaluation import calibration_error, ranking, scores
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
 from components.evaluation.predictions import Predictions
 from components.evaluation.summary import compare, summarise
-from components.files import write_json
 
 Simulate = Callable[..., Predictions]
 CONFIG = EvaluationConfig(bootstrap=100)
@@ -66,12 +65,6 @@ def test_undefined_is_null_and_the_file_reads_back_equal(simulate: Simulate, tmp
 def test_next_to_no_option_mass_is_flagged(simulate: Simulate) -> None:
     assert evaluate_predictions(simulate(20, mass=0.009), CONFIG, 0)["low_option_mass"] is True
     assert evaluate_predictions(simulate(20, mass=0.011), CONFIG, 0)["low_option_mass"] is False
-
-
-def test_nan_never_reaches_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(tmp_path / "x.json", {"value": float("nan")})
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
