@@ -48,7 +48,7 @@ def resolve_model(config: ModelConfig) -> ResolvedModel:
     """Finds the base model that a run file names, without loading its weights.
 
     `smollm2-135m-instruct` is looked for as `components/models/smollm2.py` says; an existing folder wins over a hub
-    id of the same name. A hub id is pinned to the commit its revision stands for now, so that every worker and every
+    id of the same name. A hub id is pinned to the commit that its revision means today, so that every worker and every
     resumed run loads the same weights.
 
     Args:
