@@ -59,8 +59,9 @@ def story(tmp_path_factory, small_run, start, tiny_model_folder) -> Iterator[Sto
     interrupted = process.wait(TIMEOUT_S), (folder / "interrupted.err").read_text()
 
     process = start(folder, "train", "--config", files["broken"], "--resume", name="killed")
+    wait_for_step(process, broken.folder / "calm" / "trace.jsonl", 0)
+    children = psutil.Process(process.pid).children(recursive=True)  # takes a while, so before the moment to kill
     wait_for_step(process, broken.folder / "calm" / "trace.jsonl", 23)
-    children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(TIMEOUT_S)
     _, left_over = psutil.wait_procs(children, timeout=60)
