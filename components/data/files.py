@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from components.config import ColumnMapping
+from components.config_data import ColumnMapping
 from components.data.rows import Place, Row, make_set, to_open_questions, to_questions
 from components.data.schema import OpenQuestion, QuestionSet
 from components.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from components.config import ColumnMapping, SourceConfig
+from components.config_data import ColumnMapping, SourceConfig
 from components.data.presets import Preset, preset
 from components.data.rows import Place, Row, make_set, to_open_questions, to_questions
 from components.data.schema import OpenQuestion, Question, QuestionSet

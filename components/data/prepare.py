@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from components.config import DataConfig, RunConfig, SourceConfig
+from components.config import RunConfig
+from components.config_data import DataConfig, SourceConfig
 from components.data.files import read_questions
 from components.data.rows import make_set
 from components.data.sampling import draw

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from components.config import ColumnMapping
+from components.config_data import ColumnMapping
 from components.data.rows import Row
 from components.errors import DataError
 

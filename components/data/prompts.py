@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.config import PromptConfig
+from components.config_data import PromptConfig
 from components.data.schema import Question
 from components.errors import CaltuneError
 

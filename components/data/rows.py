@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from components.config import ColumnMapping
+from components.config_data import ColumnMapping
 from components.data.schema import OpenQuestion, Question, QuestionSet
 from components.errors import DataError
 

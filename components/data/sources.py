@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from components.config import SourceConfig
+from components.config_data import SourceConfig
 from components.data.facts.builder import build_facts
 from components.data.files import read_questions
 from components.data.hub import read_hub_questions

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from components.config import SplitSizes
+from components.config_data import SplitSizes
 from components.data.rows import make_set, normalise
 from components.data.sampling import draw_by_shares
 from components.data.schema import Question, QuestionSet

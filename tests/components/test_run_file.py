@@ -117,12 +117,24 @@ def methods_in_words() -> str:
         ("# nothing\n", "run.yaml:1: is empty"),
         ("run: demo\n", "run.yaml:1: data: is required (a section)"),
         (MINIMAL + "recalibrate: {sft: [temperature]}\nmethods: [base]\n", "run.yaml:1: run file: 'recalibrate' names"),
+        (
+            MINIMAL + "recalibrate: {sft: [temperature, flc_temperature]}\n",
+            "run.yaml:1: run file: 'recalibrate' asks for 'flc_temperature' of 'sft', whose model has no routers to "
+            "take a confidence from; ask for it of uq4ct or calm_uq4ct, or use 'temperature'",
+        ),
         (MINIMAL + "recalibrate: {sfd: [temperature]}\n", "run.yaml:6: recalibrate.sfd: must be"),
         (MINIMAL + "3: x\n", "run.yaml:6: 3:"),
     ],
 )
 def test_broken_files_name_the_line(run_file, text, expected):
     assert problems(run_file(text))[0].startswith(expected)
+
+
+@pytest.mark.parametrize("method", ["uq4ct", "calm_uq4ct"])
+def test_methods_with_routers_may_be_tempered_by_them(run_file, method):
+    text = MINIMAL + f"methods: [{method}]\ncalm: {{stop: {{split: validation}}}}\n"
+    config = load_run_file(run_file(text + f"recalibrate: {{{method}: [flc_temperature]}}\n"))
+    assert config.recalibrate == {method: ["flc_temperature"]}
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):

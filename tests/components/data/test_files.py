@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config import ColumnMapping
+from components.config_data import ColumnMapping
 from components.data.files import read_open_questions, read_questions
 from components.errors import DataError
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from components.config import ColumnMapping, SourceConfig
+from components.config_data import ColumnMapping, SourceConfig
 from components.data.hub import hub_rows_to_open_questions, hub_rows_to_questions, read_hub_open_questions
 from components.data.hub import read_hub_questions as read
 from components.data.presets import PRESETS, preset

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from components.config import RunConfig, SourceConfig
+from components.config import RunConfig
+from components.config_data import SourceConfig
 from components.data.prepare import load_prepared, prepare
 from components.data.sources import load_source
 from components.data.splits import entity_of

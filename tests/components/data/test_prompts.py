@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.config import PromptConfig
+from components.config_data import PromptConfig
 from components.data.prompts import EncodedQuestion, PromptEncoder, PromptError, adds_bos, render_prompt
 
 PLAIN = PromptConfig(style="plain", template="Question: {question}\nAnswer:", delimiter=" ")

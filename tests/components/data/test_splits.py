@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components.config import SplitSizes
+from components.config_data import SplitSizes
 from components.data.facts.builder import build_facts
 from components.data.rows import make_set, normalise
 from components.data.sampling import apportion, draw
