@@ -1,4 +1,4 @@
-"""What is trained on top of a base model: LoRA matrices through PEFT, or every weight."""
+"""What is trained on top of a base model: LoRA matrices through PEFT, a mixture of LoRA experts, or every weight."""
 
 from __future__ import annotations
 
@@ -7,55 +7,71 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from components.config import AdapterConfig
+from components.config import AdapterConfig, AdapterSpec, MixLoraConfig
 from components.errors import ModelError
+from components.models.mixlora.inject import attention_projections, inject_mixlora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_NAME = "default"
+AdapterKind = Literal["lora", "mixlora", "full"]
 
 
-def attach_adapter(model: PreTrainedModel, config: AdapterConfig, seed: int) -> nn.Module:
+def attach_adapter(model: PreTrainedModel, spec: AdapterSpec, seed: int) -> nn.Module:
     """Makes the trainable part of a model: float32, whatever the precision of the frozen part.
 
-    `all-linear` covers every linear layer but the output layer. A fresh LoRA changes nothing (B = 0), and the same seed
-    gives the same A on every machine. Weights that are tied stay tied.
+    A fresh LoRA or mixture changes nothing (B = 0), and the same seed gives the same initial weights on every machine.
+    Weights that are tied stay tied.
 
     Args:
         model: From `load_model`; it is changed in place.
-        config: Kind and size.
+        spec: Kind and size. For `lora`, `all-linear` covers every linear layer but the output layer.
         seed: Of the initial weights; the global random state is left as it was.
 
     Returns:
-        The model to train: a `PeftModel` for `lora`, the model itself for `full`.
+        The model to train: a `PeftModel` where PEFT holds a part of the adapter, else the model itself.
 
     Raises:
-        ModelError: `target_modules` names nothing in this model.
+        ModelError: `target_modules` names nothing in this model, or MixLoRA does not know its family.
     """
-    if config.kind == "full":
+    if spec.kind == "full":
         model.float()
         model.requires_grad_(True)
         return model
+    model.requires_grad_(False)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return _attach_lora(model, spec) if isinstance(spec, AdapterConfig) else _attach_mixlora(model, spec)
 
+
+def _attach_lora(model: PreTrainedModel, spec: AdapterConfig) -> nn.Module:
+    try:
+        return _with_peft(model, spec, spec.target_modules)
+    except ValueError as problem:
+        raise ModelError(f"model.adapter.target_modules {spec.target_modules!r} cannot be used: {problem}") from problem
+
+
+def _attach_mixlora(model: PreTrainedModel, spec: MixLoraConfig) -> nn.Module:
+    inject_mixlora(model, spec)
+    adapted = _with_peft(model, spec, list(attention_projections(model))) if spec.attention == "lora" else model
+    for parameter in adapter_parameters(adapted, "mixlora").values():
+        parameter.requires_grad_(True)
+    return adapted
+
+
+def _with_peft(model: PreTrainedModel, spec: AdapterSpec, target_modules: str | list[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(
         task_type="CAUSAL_LM",
-        r=config.r,
-        lora_alpha=int(config.alpha) if float(config.alpha).is_integer() else config.alpha,  # type: ignore[arg-type]
-        lora_dropout=config.dropout,
-        target_modules=config.target_modules,
+        r=spec.r,
+        lora_alpha=int(spec.alpha) if float(spec.alpha).is_integer() else spec.alpha,  # type: ignore[arg-type]
+        lora_dropout=spec.dropout,
+        target_modules=target_modules,
         bias="none",
     )
-    try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return get_peft_model(model, lora, adapter_name=ADAPTER_NAME, autocast_adapter_dtype=True)
-    except ValueError as problem:
-        raise ModelError(
-            f"model.adapter.target_modules {config.target_modules!r} cannot be used: {problem}"
-        ) from problem
+    return get_peft_model(model, lora, adapter_name=ADAPTER_NAME, autocast_adapter_dtype=True)
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -67,9 +83,18 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def adapter_parameters(model: nn.Module, kind: Literal["lora", "full"]) -> dict[str, nn.Parameter]:
+def adapter_parameters(model: nn.Module, kind: AdapterKind) -> dict[str, nn.Parameter]:
     """The parameters that an adapter folder holds, trained at present or frozen, named as in `trainable_parameters`."""
-    return {name: value for name, value in model.named_parameters() if kind == "full" or ".lora_" in name}
+    return {
+        name: value
+        for name, value in model.named_parameters()
+        if kind == "full" or ".lora_" in name or (kind == "mixlora" and is_router(name))
+    }
+
+
+def is_router(name: str) -> bool:
+    """Whether a parameter of an adapter is a router's, by its name."""
+    return ".router." in name
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:

@@ -7,15 +7,18 @@ as in `components/data/batching.py`, V the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
-from components.data.batching import Batch
+from components.data.batching import PADDING, Batch
 from components.errors import ModelError
 from components.models.calibration_head import CalibrationHead
+from components.models.mixlora.flc import functional_confidence
+from components.models.mixlora.inject import recorder_of
+from components.models.mixlora.routing import Routing
 
 LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
 """Configuration keys of architectures that scale the logits after `lm_head` (Cohere, Granite, Falcon-H1, ...)."""
@@ -27,15 +30,21 @@ class ScoringModel(nn.Module):
     """A causal language model asked for its logits at chosen positions only.
 
     Args:
-        model: A `transformers` causal language model, with or without a PEFT adapter.
+        model: A `transformers` causal language model, with or without an adapter.
+        flc_over: Tokens that `flc` averages over, for a model with MixLoRA.
+
+    Attributes:
+        routing: What the routers decided in the last forward pass; None for a model without any.
 
     Raises:
         ModelError: An architecture whose scores would be wrong without any sign of it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, flc_over: Literal["prompt", "last"] = "prompt") -> None:
         super().__init__()
-        self.model = model
+        self.model, self.flc_over = model, flc_over
+        self.routing: Routing | None = None
+        self._recorder = recorder_of(model)
         check_architecture(self._causal_lm)
         self._window = _attention_window(self._causal_lm.config.get_text_config())
 
@@ -52,18 +61,39 @@ class ScoringModel(nn.Module):
         """
         causal_lm = self._causal_lm
         self._check_window(batch)
-        dtype = next(self.model.parameters()).dtype
-        hidden = causal_lm.base_model(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask(dtype),
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state
+        hidden = self._hidden(causal_lm, batch)
         chosen = hidden.flatten(0, 1).index_select(0, batch.positions)
         logits = causal_lm.get_output_embeddings()(chosen).float()
         # Gemma 2 caps its logits after lm_head.
         cap = getattr(causal_lm.config.get_text_config(), "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def flc(self, batch: Batch) -> Tensor | None:
+        """Router confidence of each row in the last forward pass, float32 [R]; None for a model without routers.
+
+        Args:
+            batch: The batch of that pass.
+        """
+        return None if self.routing is None else functional_confidence(self.routing, batch.segments, self.flc_over)
+
+    def _hidden(self, causal_lm: Any, batch: Batch) -> Tensor:
+        """Last hidden states [R, T, d]; keeps what the routers decided."""
+
+        def run() -> Tensor:
+            return causal_lm.base_model(
+                input_ids=batch.input_ids,
+                attention_mask=batch.attention_mask(next(self.model.parameters()).dtype),
+                position_ids=batch.position_ids,
+                use_cache=False,
+            ).last_hidden_state
+
+        if self._recorder is None:
+            return run()
+        token_mask = batch.segments != PADDING
+        with self._recorder.recording(token_mask) as records:
+            hidden = run()
+        self.routing = Routing(tuple(records), token_mask)
+        return hidden
 
     def _check_window(self, batch: Batch) -> None:
         if self._window is None or batch.single_option:
