@@ -6,22 +6,27 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from components.errors import ModelError
-from components.models.adapter import ADAPTER_NAME, adapter_parameters
+from components.models.adapter import ADAPTER_NAME, AdapterKind, adapter_parameters
 from components.models.calibration_head import FILE_NAME as HEAD_FILE
 from components.models.calibration_head import CalibrationHead
+from components.models.mixlora.files import defect_of, lacking_routers, read_spec
 from components.models.smollm2 import sha256_of
 
 METADATA_FILE = "caltune.json"
 FORMAT = 1
-TENSOR_FILES = {"lora": "adapter_model.safetensors", "full": "model.safetensors"}
-CONFIG_FILES = {"lora": "adapter_config.json", "full": "config.json"}
+TENSOR_FILES = {
+    "lora": "adapter_model.safetensors",
+    "full": "model.safetensors",
+    "mixlora": "adapter_model.safetensors",
+}
+CONFIG_FILES = {"lora": "adapter_config.json", "full": "config.json", "mixlora": "adapter_config.json"}
 CARD_FILE = "README.md"
 
 
@@ -30,7 +35,7 @@ def file_key(name: str) -> str:
     return re.sub(rf"(\.lora_\w+)\.{ADAPTER_NAME}(?=\.|$)", r"\1", name)
 
 
-def expected_shapes(model: nn.Module, kind: Literal["lora", "full"]) -> dict[str, torch.Size]:
+def expected_shapes(model: nn.Module, kind: AdapterKind) -> dict[str, torch.Size]:
     """Shape by file key; `ds_shape` is the full shape of a parameter that ZeRO stage 3 has sharded."""
     return {
         file_key(name): torch.Size(getattr(value, "ds_shape", value.shape))
@@ -86,7 +91,8 @@ def verify_adapter(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{path} lists no checksum of {unlisted[0]}: {folder} is not a complete adapter folder")
     for name, expected in files.items():
         _verify_file(folder / name, expected)
-    _verify_tensors(folder / TENSOR_FILES[kind], lora=kind == "lora", trained=steps > 0)
+    num_experts = read_spec(folder).num_experts if kind == "mixlora" else None
+    _verify_tensors(folder / TENSOR_FILES[kind], pairs=kind != "full", num_experts=num_experts, trained=steps > 0)
     if with_head:
         CalibrationHead.load(folder)
     return metadata
@@ -103,31 +109,46 @@ def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
         raise ModelError(f"{path}: its content is not what {METADATA_FILE} has the checksum of")
 
 
-def _verify_tensors(path: Path, *, lora: bool, trained: bool) -> None:
-    """Finds what a failed gathering leaves behind: empty, non-finite or zero tensors, half a LoRA pair."""
+def _verify_tensors(path: Path, *, pairs: bool, num_experts: int | None, trained: bool) -> None:
+    """Finds what a failed gathering leaves behind: empty, non-finite or zero tensors, half a LoRA pair, no router.
+
+    Args:
+        path: The tensors.
+        pairs: They are LoRA pairs, of which some B has moved where the adapter is trained.
+        num_experts: For a mixture of experts.
+        trained: Whether a step was taken.
+    """
     some_b_moved = False
     try:
         with safe_open(path, framework="pt") as file:
             keys = set(file.keys())
             for key in sorted(keys):
                 value = file.get_tensor(key)
-                if value.numel() == 0 or not torch.isfinite(value).all():
-                    raise ModelError(f"{path}: key '{key}' is empty or has values that are not finite")
-                is_a, is_b = ".lora_A" in key, ".lora_B" in key
-                if is_a and not value.any():
-                    raise ModelError(f"{path}: key '{key}' is all zero, which it is not even before training")
-                if (is_a or is_b) and _partner(key) not in keys:
+                if defect := _defect_of(key, value, num_experts):
+                    raise ModelError(f"{path}: key '{key}' {defect}")
+                if _partner(key) not in keys:
                     raise ModelError(f"{path}: missing key '{_partner(key)}'")
-                some_b_moved |= is_b and bool(value.any())
+                some_b_moved |= ".lora_B" in key and bool(value.any())
     except (OSError, SafetensorError) as problem:
         raise ModelError(f"{path}: the tensors cannot be read: {problem}") from problem
     if not keys:
         raise ModelError(f"{path} holds no tensor")
-    if lora and trained and not some_b_moved:
+    if num_experts is not None and (missing := lacking_routers(keys)):
+        raise ModelError(f"{path}: missing key '{missing[0]}'")
+    if pairs and trained and not some_b_moved:
         raise ModelError(
             f"{path}: every lora_B is zero although the adapter was trained; the weights were not gathered"
         )
 
 
+def _defect_of(key: str, value: Tensor, num_experts: int | None) -> str | None:
+    if value.numel() == 0 or not torch.isfinite(value).all():
+        return "is empty or has values that are not finite"
+    if ".lora_A" in key and not value.any():
+        return "is all zero, which it is not even before training"
+    return None if num_experts is None else defect_of(key, value, num_experts)
+
+
 def _partner(key: str) -> str:
+    """The other half of a LoRA pair; a tensor that is not half of one is its own partner."""
     return key.replace(".lora_A", ".lora_B") if ".lora_A" in key else key.replace(".lora_B", ".lora_A")

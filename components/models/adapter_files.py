@@ -1,7 +1,9 @@
 """The adapter folder: written, re-opened and checked, then put in place in one step; read back strictly.
 
 The tensors are in PEFT's own format (or transformers', for full fine-tuning), so other tools read the folder; what
-only we know is in `caltune.json` and `calibration_head.safetensors`. Nothing is pickled.
+only we know is in `caltune.json` and `calibration_head.safetensors`. A mixture of LoRA experts has no such format:
+its tensors bear our module names, and `components/models/mixlora/public_format.py` writes and reads the one that the
+MixLoRA packages use. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -11,18 +13,19 @@ import importlib.metadata
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from components.config import ModelConfig, PromptConfig
+from components.config import AdapterSpec, MixLoraConfig, ModelConfig
+from components.config_data import PromptConfig
 from components.errors import ModelError
-from components.models.adapter import ADAPTER_NAME, adapter_parameters
+from components.models.adapter import ADAPTER_NAME, AdapterKind, adapter_parameters, attach_adapter
 from components.models.adapter_checks import (
     CARD_FILE,
     FORMAT,
@@ -36,6 +39,7 @@ from components.models.adapter_checks import (
 from components.models.base import ResolvedModel
 from components.models.calibration_head import FILE_NAME as HEAD_FILE
 from components.models.calibration_head import CalibrationHead
+from components.models.mixlora import files as mixlora_files
 from components.models.model_card import model_card
 from components.models.smollm2 import sha256_of
 
@@ -55,6 +59,7 @@ class AdapterRecord:
         prompt: How questions were put; whoever uses the adapter must put them the same way.
         details: Anything more to keep in `caltune.json` (run, seed, data hashes); must be JSON.
         results: Markdown with measured figures for the model card.
+        balance_weight: Weight of the load-balance loss; for a mixture of experts.
     """
 
     method: str
@@ -62,6 +67,7 @@ class AdapterRecord:
     prompt: PromptConfig
     details: Mapping[str, Any] = field(default_factory=dict)
     results: str = ""
+    balance_weight: float | None = None
 
 
 def save_adapter(
@@ -72,6 +78,7 @@ def save_adapter(
     head: CalibrationHead | None,
     tokenizer: PreTrainedTokenizerBase,
     config: ModelConfig,
+    adapter: AdapterSpec,
     resolved: ResolvedModel,
     record: AdapterRecord,
 ) -> Path:
@@ -87,6 +94,7 @@ def save_adapter(
         head: The calibration head, or None for a method without one.
         tokenizer: Saved alongside.
         config: Model section of the run file.
+        adapter: What was attached: one of the adapters in `config`, or one that was imported.
         resolved: The base model.
         record: What belongs to these tensors.
 
@@ -100,27 +108,29 @@ def save_adapter(
     if folder.exists() and not (folder / METADATA_FILE).is_file() and (folder.is_file() or any(folder.iterdir())):
         raise ModelError(f"{folder} exists and is not an adapter folder; it is left as it is, choose another place")
     tensors = {file_key(name): value.detach().float().cpu().contiguous() for name, value in state.items()}
-    require_same_keys(tensors, expected_shapes(model, config.adapter.kind), "the state to be saved")
+    require_same_keys(tensors, expected_shapes(model, adapter.kind), "the state to be saved")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        kind = config.adapter.kind
-        save_file(tensors, draft / TENSOR_FILES[kind], metadata={"format": "pt"})
-        _write_model_config(draft, model, kind, resolved)
+        save_file(tensors, draft / TENSOR_FILES[adapter.kind], metadata={"format": "pt"})
+        if isinstance(adapter, MixLoraConfig):
+            _write_mixlora_config(draft, model, adapter, tensors, resolved, record)
+        else:
+            _write_model_config(draft, model, adapter.kind, resolved)
         if head is not None:
             head.save(draft)
         tokenizer.save_pretrained(draft)
         card = model_card(
-            config=config,
+            kind=adapter.kind,
             resolved=resolved,
             method=record.method,
             with_head=head is not None,
             results=record.results,
         )
         (draft / CARD_FILE).write_text(card, encoding="utf-8")
-        _write_metadata(draft, head, config, resolved, record)
+        _write_metadata(draft, head, config, adapter, resolved, record)
         verify_adapter(draft)
-        _require_equal(tensors, draft / TENSOR_FILES[kind])
+        _require_equal(tensors, draft / TENSOR_FILES[adapter.kind])
         _publish(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -141,8 +151,8 @@ def load_adapter(folder: Path, base_model: PreTrainedModel) -> tuple[nn.Module, 
         ModelError: The folder is damaged, or a key is missing, unexpected or misshapen for this model (named).
     """
     metadata = verify_adapter(folder)
-    kind: Literal["lora", "full"] = metadata["adapter"]["kind"]
-    model = _attach_saved_lora(folder, base_model) if kind == "lora" else base_model.float()
+    kind: AdapterKind = metadata["adapter"]["kind"]
+    model = _attach_saved(folder, kind, base_model)
     stored = load_file(folder / TENSOR_FILES[kind])
     require_same_keys(stored, expected_shapes(model, kind), str(folder / TENSOR_FILES[kind]))
     with torch.no_grad():
@@ -159,7 +169,27 @@ def load_adapter(folder: Path, base_model: PreTrainedModel) -> tuple[nn.Module, 
     return model.eval(), head
 
 
-def _write_model_config(draft: Path, model: Any, kind: Literal["lora", "full"], resolved: ResolvedModel) -> None:
+def _write_mixlora_config(
+    draft: Path,
+    model: Any,
+    adapter: MixLoraConfig,
+    keys: Iterable[str],
+    resolved: ResolvedModel,
+    record: AdapterRecord,
+) -> None:
+    content = mixlora_files.adapter_config(
+        adapter,
+        keys,
+        base_model=resolved.public_id,
+        revision=resolved.revision,
+        activation=mixlora_files.activation_of(model),
+        balance_weight=record.balance_weight,
+    )
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    (draft / mixlora_files.CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _write_model_config(draft: Path, model: Any, kind: AdapterKind, resolved: ResolvedModel) -> None:
     if kind == "full":
         model.config.save_pretrained(draft)
         if model.generation_config is not None:
@@ -175,7 +205,12 @@ def _write_model_config(draft: Path, model: Any, kind: Literal["lora", "full"], 
 
 
 def _write_metadata(
-    draft: Path, head: CalibrationHead | None, config: ModelConfig, resolved: ResolvedModel, record: AdapterRecord
+    draft: Path,
+    head: CalibrationHead | None,
+    config: ModelConfig,
+    adapter: AdapterSpec,
+    resolved: ResolvedModel,
+    record: AdapterRecord,
 ) -> None:
     draft.chmod(0o755)
     for path in draft.iterdir():
@@ -184,7 +219,7 @@ def _write_metadata(
         "format": FORMAT,
         "method": record.method,
         "steps": record.steps,
-        "adapter": config.adapter.model_dump(mode="json"),
+        "adapter": adapter.model_dump(mode="json"),
         "head": None if head is None else {"form": head.form, "vocabulary_size": head.vocabulary_size},
         "base_model": {
             "name": config.name,
@@ -227,6 +262,14 @@ def _publish(draft: Path, folder: Path) -> None:
     folder.rename(earlier)
     draft.rename(folder)
     shutil.rmtree(earlier)
+
+
+def _attach_saved(folder: Path, kind: AdapterKind, base_model: PreTrainedModel) -> nn.Module:
+    if kind == "full":
+        return base_model.float()
+    if kind == "lora":
+        return _attach_saved_lora(folder, base_model)
+    return attach_adapter(base_model, mixlora_files.read_spec(folder), seed=0)
 
 
 def _attach_saved_lora(folder: Path, base_model: PreTrainedModel) -> nn.Module:

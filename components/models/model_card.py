@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.config import ModelConfig
+from components.models.adapter import AdapterKind
 from components.models.base import ResolvedModel
 
 LORA_USE = """```python
@@ -19,6 +19,32 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
 ```"""
 
+MIXLORA_USE = """A mixture of LoRA experts: in each layer a router sends every token to a few of them. PEFT and
+transformers do not know this kind of adapter; caltune loads it:
+
+```python
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from components.models.adapter_files import load_adapter
+
+base = AutoModelForCausalLM.from_pretrained("{base}", dtype=torch.float32)
+model, head = load_adapter(Path("path/to/this/folder"), base)
+```
+
+For programs that read the public MixLoRA format, such as the package `mixlora`:
+
+```python
+from components.models.mixlora.public_format import export_public
+
+export_public(Path("path/to/this/folder"), Path("path/to/a/new/folder"))
+```"""
+
+USE = {"lora": LORA_USE, "full": FULL_USE, "mixlora": MIXLORA_USE}
+LIBRARY = {"lora": "peft", "full": "transformers", "mixlora": "caltune"}
+
 HEAD_USE = """The calibration head is part of the method: without it the confidence is not calibrated. Apply it to the
 logits before the softmax:
 
@@ -30,11 +56,11 @@ logits = logits.float() / head["rho"].exp() + head["l"]
 ```"""
 
 
-def model_card(*, config: ModelConfig, resolved: ResolvedModel, method: str, with_head: bool, results: str) -> str:
+def model_card(*, kind: AdapterKind, resolved: ResolvedModel, method: str, with_head: bool, results: str) -> str:
     """Writes the card.
 
     Args:
-        config: Model section of the run file.
+        kind: Of the adapter.
         resolved: The base model.
         method: Name of the method.
         with_head: Whether the folder holds a calibration head.
@@ -45,12 +71,11 @@ def model_card(*, config: ModelConfig, resolved: ResolvedModel, method: str, wit
     """
     import yaml
 
-    lora = config.adapter.kind == "lora"
     header: dict[str, object] = {
         "base_model": resolved.public_id,
-        "library_name": "peft" if lora else "transformers",
+        "library_name": LIBRARY[kind],
         "pipeline_tag": "text-generation",
-        "tags": ["caltune", "calibration", method, config.adapter.kind],
+        "tags": ["caltune", "calibration", method, kind],
     }
     if resolved.license is not None:
         header["license"] = resolved.license
@@ -61,7 +86,7 @@ def model_card(*, config: ModelConfig, resolved: ResolvedModel, method: str, wit
     ]
     if results.strip():
         parts += ["## Measured", results.strip()]
-    parts += ["## Use", (LORA_USE if lora else FULL_USE).format(base=resolved.public_id)]
+    parts += ["## Use", USE[kind].format(base=resolved.public_id)]
     if with_head:
         parts.append(HEAD_USE)
     parts.append("`caltune.json` records the prompt, the versions and the checksums that belong to these figures.")

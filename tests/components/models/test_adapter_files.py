@@ -10,11 +10,12 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from components.config import AdapterConfig, ModelConfig, PromptConfig
+from components.config import AdapterConfig, ModelConfig
+from components.config_data import PromptConfig
 from components.errors import ModelError
 from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
 from components.models.adapter_checks import verify_adapter
@@ -27,58 +28,13 @@ TOKENS = torch.arange(3, 23)[None]
 A_KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 A_NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"
 
-RESULTS = "| split | ECE |\n| --- | --- |\n| id | .05 |"
-
 Save = Callable[..., Path]
-
-
-def trained(model: nn.Module, scale: float = 0.1) -> nn.Module:
-    """Stands for training: moves every trained weight at random."""
-    with torch.no_grad():
-        for value in trainable_parameters(model).values():
-            value.add_(scale * torch.randn_like(value))
-    return model
+Trained = Callable[..., nn.Module]
+Rewrite = Callable[[Path, Callable[[dict[str, Tensor]], object]], None]
 
 
 @pytest.fixture
-def base_config(tiny_model_folder: Path) -> ModelConfig:
-    return ModelConfig(name=str(tiny_model_folder), adapter=AdapterConfig(r=4, alpha=8))
-
-
-@pytest.fixture
-def base(base_config: ModelConfig) -> Callable[[], LlamaForCausalLM]:
-    return lambda: load_model(resolve_model(base_config), base_config)
-
-
-@pytest.fixture
-def save(base_config: ModelConfig, tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Save:
-    def run(
-        model: nn.Module,
-        *,
-        state: dict[str, Tensor] | None = None,
-        head: CalibrationHead | None = None,
-        config: ModelConfig = base_config,
-        folder: Path = tmp_path / "adapter",
-        steps: int = 3,
-    ) -> Path:
-        return save_adapter(
-            folder,
-            model=model,
-            state=adapter_state(model) if state is None else state,
-            head=head,
-            tokenizer=tiny_tokenizer,
-            config=config,
-            resolved=resolve_model(config),
-            record=AdapterRecord(
-                "calm", steps, PromptConfig(), {"seed": 7}, "| split | ECE |\n| --- | --- |\n| id | .05 |"
-            ),
-        )
-
-    return run
-
-
-@pytest.fixture
-def lora(base: Callable[[], LlamaForCausalLM], base_config: ModelConfig) -> nn.Module:
+def lora(base: Callable[[], LlamaForCausalLM], base_config: ModelConfig, trained: Trained) -> nn.Module:
     return trained(attach_adapter(base(), base_config.adapter, seed=1)).eval()
 
 
@@ -113,7 +69,7 @@ def test_plain_peft_reads_the_folder_and_gives_the_same_logits(
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_real_model_with_plain_peft(smollm2_folder: Path, tmp_path: Path) -> None:
+def test_a_real_model_with_plain_peft(smollm2_folder: Path, tmp_path: Path, trained: Trained) -> None:
     config = ModelConfig(adapter=AdapterConfig(r=2))
     resolved = resolve_model(config)
     tokenizer = load_tokenizer(resolved, config)
@@ -126,6 +82,7 @@ def test_a_real_model_with_plain_peft(smollm2_folder: Path, tmp_path: Path) -> N
         head=None,
         tokenizer=tokenizer,
         config=config,
+        adapter=config.adapter,
         resolved=resolved,
         record=AdapterRecord("sft", 1, PromptConfig()),
     )
@@ -140,11 +97,11 @@ def test_a_real_model_with_plain_peft(smollm2_folder: Path, tmp_path: Path) -> N
 
 
 def test_full_fine_tuning_reads_back_with_plain_transformers(
-    base: Callable[[], LlamaForCausalLM], base_config: ModelConfig, save: Save
+    base: Callable[[], LlamaForCausalLM], save: Save, trained: Trained
 ) -> None:
-    config = base_config.model_copy(update={"adapter": AdapterConfig(kind="full")})
-    model = trained(attach_adapter(base(), config.adapter, seed=1)).eval()
-    folder = save(model, config=config, head=CalibrationHead(320, "scalar"))
+    full = AdapterConfig(kind="full")
+    model = trained(attach_adapter(base(), full, seed=1)).eval()
+    folder = save(model, adapter=full, head=CalibrationHead(320, "scalar"))
     logits = model(TOKENS).logits
     assert torch.equal(AutoModelForCausalLM.from_pretrained(folder).eval()(TOKENS).logits, logits)
     again, head = load_adapter(folder, base())
@@ -202,7 +159,7 @@ def test_an_untrained_adapter_may_have_zero_b(
 
 
 def test_an_earlier_adapter_is_replaced_and_the_same_content_gives_the_same_files(
-    lora: nn.Module, save: Save, tmp_path: Path
+    lora: nn.Module, save: Save, trained: Trained
 ) -> None:
     first = save(lora, head=CalibrationHead(320))
     before = verify_adapter(first)
@@ -260,17 +217,6 @@ def test_a_folder_without_its_record_is_not_complete(lora: nn.Module, save: Save
         verify_adapter(folder)
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    """Changes the tensors of a folder and makes its checksums agree again."""
-    path = folder / "adapter_model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, {"format": "pt"})
-    record = json.loads((folder / "caltune.json").read_text(encoding="utf-8"))
-    record["files"][path.name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    (folder / "caltune.json").write_text(json.dumps(record), encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -284,6 +230,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None
 def test_loading_is_strict(
     lora: nn.Module,
     save: Save,
+    rewrite: Rewrite,
     base: Callable[[], LlamaForCausalLM],
     change: Callable[[dict[str, Tensor]], object],
     message: str,

@@ -45,8 +45,12 @@ logits_at, calls, progress = ScoringModel(LlamaForCausalLM.from_pretrained(model
 def counted(batch):
     calls.append(1)
     return logits_at(batch)
-scores = score_questions(counted, None, questions, pad_id=0, token_budget=40, on_progress=progress.append)
+def flc_of(batch):
+    return (batch.segments == 0).sum(1) / 20
+scores = score_questions(
+    counted, None, questions, pad_id=0, token_budget=40, flc_of=flc_of, on_progress=progress.append)
 json.dump({"log_probs": scores.log_probs.tolist(), "mass": scores.mass.tolist(), "answers": scores.answers.tolist(),
+           "flc": scores.flc.tolist(),
            "calls": len(calls), "progress": progress, "batches": len(list(batches_by_length(questions, 40)))},
           open(f"{out}.{rank}", "w"))
 dist.destroy_process_group()
@@ -131,6 +135,46 @@ def test_nan_is_an_error_with_its_count(score, tiny_model):
         score(logits_at=broken)
 
 
+def prompt_length(batch):
+    """A router's confidence that tells questions apart: tokens of the prompt, of twenty."""
+    return (batch.segments == 0).sum(1) / 20
+
+
+@pytest.mark.parametrize("token_budget", [1, 40, 10_000])
+def test_router_confidence_stands_in_the_order_of_the_questions(score, token_budget):
+    found = score(token_budget=token_budget, flc_of=prompt_length)
+    assert found.flc.dtype == np.float64
+    np.testing.assert_allclose(found.flc, [len(q.prompt) / 20 for q in QUESTIONS], atol=1e-6, rtol=0)
+    assert_same(found, score())
+
+
+def test_router_confidence_is_asked_for_right_after_its_forward_pass(score, tiny_model):
+    calls = []
+
+    def logits_at(batch):
+        calls.append(("logits", id(batch)))
+        return ScoringModel(tiny_model)(batch)
+
+    def flc_of(batch):
+        calls.append(("flc", id(batch)))
+        return prompt_length(batch)
+
+    score(logits_at=logits_at, flc_of=flc_of)
+    assert len(calls) > 4
+    assert all(a == ("logits", i) for a, (b, i) in zip(calls[::2], calls[1::2], strict=True) if b == "flc")
+    assert [name for name, _ in calls] == ["logits", "flc"] * (len(calls) // 2)
+
+
+def test_without_routers_there_is_no_router_confidence(score):
+    assert score().flc is None
+    assert score(flc_of=lambda batch: None).flc is None
+
+
+def test_router_confidence_that_is_nan_is_an_error(score):
+    with pytest.raises(FloatingPointError, match="scored 1 of 11 questions as NaN"):
+        score(flc_of=lambda batch: prompt_length(batch).masked_fill(prompt_length(batch) > 0.32, torch.nan))
+
+
 def test_absent_options_are_not_nan():
     log_probs = np.array([[-1.0, -2.0, -np.inf]])
     assert SplitScores(log_probs, np.array([0.5]), np.array([0])).log_probs is log_probs
@@ -168,5 +212,6 @@ def test_two_processes_give_what_one_gives(score, tiny_model_folder, tmp_path):
     assert [r["calls"] for r in results] == [(batches + 1) // 2] * 2
     assert [sum(r["progress"]) for r in results] == [len(QUESTIONS)] * 2
     for result in results:
-        found = SplitScores(*(np.array(result[key]) for key in ("log_probs", "mass", "answers")))
+        found = SplitScores(*(np.array(result[key]) for key in ("log_probs", "mass", "answers", "flc")))
         assert_same(found, score())
+        np.testing.assert_allclose(found.flc, [len(q.prompt) / 20 for q in QUESTIONS], atol=1e-6, rtol=0)
