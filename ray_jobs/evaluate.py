@@ -45,17 +45,22 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
 
     from components.data.prompts import PromptEncoder
     from components.evaluation.score_split import predictions_of
+    from components.files import read_json
+    from components.models.adapter_checks import METADATA_FILE
     from components.models.adapter_files import load_adapter
     from components.models.base import load_model, load_tokenizer
     from components.models.score_questions import score_questions
     from components.models.scoring import ScoringModel
 
     device = "cuda" if job.config.resources.use_gpu and torch.cuda.is_available() else "cpu"
-    model, head = load_model(job.resolved, job.config.model), None
+    model, head, flc_over = load_model(job.resolved, job.config.model), None, job.config.model.mixlora.flc_over
     if job.adapter is not None:
         model, head = load_adapter(job.adapter, model)  # type: ignore[assignment]
         head = head.to(device) if head is not None else None
-    scoring = ScoringModel(model).to(device).eval()
+        # Averaged over the tokens that it was trained over, whatever the run file says by now.
+        record = read_json(job.adapter / METADATA_FILE, remedy="train the adapter again")["adapter"]
+        flc_over = record.get("flc_over", flc_over)  # an adapter without routers has no such field
+    scoring = ScoringModel(model, flc_over).to(device).eval()
     tokenizer = load_tokenizer(job.resolved, job.config.model)
     encoder = PromptEncoder(tokenizer, job.config.data.prompt, job.config.data.max_length)
     found = {}
@@ -67,6 +72,7 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
             encoder.encode_all(questions),
             pad_id=int(tokenizer.pad_token_id),  # type: ignore[arg-type]
             token_budget=job.config.evaluation.batch_tokens,
+            flc_of=scoring.flc,
             device=device,
             on_progress=on_progress,
         )

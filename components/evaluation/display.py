@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from components.evaluation.predictions import SOFTMAX
 
 UNDEFINED = "n/a"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of the main table: its name in `summary.json`, its heading, and which end is good."""
+    """A figure of a table: its name in `summary.json`, its heading, and which end is good."""
 
     metric: str
     title: str
@@ -24,8 +26,55 @@ COLUMNS = (
     Column("ece", "ECE", "lower"),
     Column("nll", "NLL", "lower"),
 )
-_BETTER = {column.metric: column.better for column in COLUMNS}
-_TITLES = {column.metric: column.title for column in COLUMNS}
+"""Of the main table."""
+
+SOURCE_COLUMNS = (
+    Column("mean_confidence", "Mean", None),
+    Column("confidence_std", "Spread", None),
+    Column("ece", "ECE", "lower"),
+    Column("top_label_brier_score", "Brier", "lower"),
+    Column("auroc", "AUROC", "higher"),
+)
+"""Of the table that sets the confidence sources of one method side by side."""
+
+_ALL = {column.metric: column for column in (*SOURCE_COLUMNS, *COLUMNS)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the main table.
+
+    Attributes:
+        name: The method, with its source in brackets where that is not the softmax.
+        blocks: Metrics by split.
+        chosen: Its source was chosen, on validation data, among several of the method.
+    """
+
+    name: str
+    blocks: Mapping[str, Mapping[str, Any]]
+    chosen: bool = False
+
+
+def row_name(method: str, source: str) -> str:
+    """What a method's row is called when judged by this source."""
+    return method if source == SOFTMAX else f"{method} ({source})"
+
+
+def rows_of(summary: Mapping[str, Any]) -> list[Row]:
+    """Rows of the main table: every method, and below it every further source that it has."""
+    rows: list[Row] = []
+    for method, by_split in summary["methods"].items():
+        if method not in summary["sources"]:
+            rows.append(Row(method, by_split))
+            continue
+        rows += [replace(row, name=row_name(method, row.name)) for row in source_rows(summary, method)]
+    return rows
+
+
+def source_rows(summary: Mapping[str, Any], method: str) -> list[Row]:
+    """One row for each confidence source of a method that has several, by the source's name."""
+    chosen = summary["chosen_sources"].get(method)
+    return [Row(source, blocks, source == chosen) for source, blocks in summary["sources"][method].items()]
 
 
 def splits_of(summary: Mapping[str, Any]) -> list[str]:
@@ -58,28 +107,28 @@ def short_interval(figure: Mapping[str, Any]) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """Heading of a metric of the main table."""
-    return _TITLES[metric]
+    """Heading of a metric that is shown."""
+    return _ALL[metric].title
 
 
-def is_best(summary: Mapping[str, Any], method: str, split: str, column: Column) -> bool:
-    """Whether no method does better on this split; equals are best together, a lone method never is."""
+def is_best(rows: list[Row], row: Row, split: str, column: Column) -> bool:
+    """Whether no row does better on this split; equals are best together, a lone row never is."""
     if column.better is None:
         return False
     sign = 1 if column.better == "higher" else -1
     values = {
-        name: sign * by_split[split][column.metric]["value"]
-        for name, by_split in summary["methods"].items()
-        if split in by_split and by_split[split][column.metric]["value"] is not None
+        other.name: sign * other.blocks[split][column.metric]["value"]
+        for other in rows
+        if split in other.blocks and other.blocks[split][column.metric]["value"] is not None
     }
-    return len(values) > 1 and method in values and values[method] == max(values.values())
+    return len(values) > 1 and row.name in values and values[row.name] == max(values.values())
 
 
 def verdict(comparison: Mapping[str, Any]) -> str:
-    """Which of the two methods is better, as far as the interval of the difference allows to say."""
+    """Which of the two rows is better, as far as the interval of the difference allows to say."""
     low, high = comparison["ci_low"], comparison["ci_high"]
     if low is None or low <= 0 <= high:
         return "no clear difference"
     a_is_higher = low > 0
-    a_wins = a_is_higher == (_BETTER[comparison["metric"]] == "higher")
+    a_wins = a_is_higher == (_ALL[comparison["metric"]].better == "higher")
     return f"{comparison['a'] if a_wins else comparison['b']} better"

@@ -19,8 +19,8 @@ import numpy as np
 from components.config import EvaluationConfig
 from components.errors import CaltuneError
 from components.evaluation.checks import FloatArray
-from components.evaluation.metrics import METRICS, draws_of, metric_value
-from components.evaluation.predictions import PRIMARY_SOURCE, Predictions
+from components.evaluation.metrics import METRICS, Source, draws_of, metric_value
+from components.evaluation.predictions import Predictions
 
 # Entries of one count matrix; bounds memory (16 MB a matrix) whatever the number of questions.
 _CHUNK_ENTRIES = 2_000_000
@@ -67,10 +67,10 @@ def bootstrap_intervals(
     predictions: Predictions,
     config: EvaluationConfig,
     seed: int,
-    source: str = PRIMARY_SOURCE,
+    source: Source = None,
     metrics: Sequence[str] = tuple(METRICS),
 ) -> dict[str, Interval]:
-    """Value and interval of each metric, all on the same draws.
+    """Value and interval of each metric of a confidence source (None: the primary one), all on the same draws.
 
     Raises:
         ValueError: Unknown metric or source.
@@ -92,9 +92,12 @@ def paired_bootstrap(
     b: Predictions,
     config: EvaluationConfig,
     seed: int,
-    source: str = PRIMARY_SOURCE,
+    source_a: Source = None,
+    source_b: Source = None,
 ) -> PairedDifference:
-    """Does a differ from b? Each draw takes the same questions for both.
+    """Does a, judged by its confidence source, differ from b, judged by its own? None is the primary source.
+
+    Each draw takes the same questions for both.
 
     Raises:
         CaltuneError: a and b do not answer the same questions in the same order.
@@ -106,10 +109,10 @@ def paired_bootstrap(
             "differ; evaluate both methods on the same split"
         )
     function = draws_of(metric)
-    difference = metric_value(metric, a, config.bins, source) - metric_value(metric, b, config.bins, source)
+    difference = metric_value(metric, a, config.bins, source_a) - metric_value(metric, b, config.bins, source_b)
     draws = np.concatenate(
         [
-            function(a, source, counts, config.bins) - function(b, source, counts, config.bins)
+            function(a, source_a, counts, config.bins) - function(b, source_b, counts, config.bins)
             for counts in bootstrap_counts(len(a), config.bootstrap, seed)
         ]
     )

@@ -1,4 +1,10 @@
-"""Every metric of a report by its name in `metrics.json`, over predictions and bootstrap counts alike."""
+"""Every metric of a report by its name in `metrics.json`, over predictions and bootstrap counts alike.
+
+Most judge the pair (confidence, correct), whatever the confidence comes from. `nll`, `brier_score` and `cw_ece` judge
+the probabilities of all options, which only the softmax states: for any other source they are undefined (NaN, null in
+the file), so that a block of router confidence shows no figure that has nothing to do with it. The Brier score of the
+answer alone, `top_label_brier_score`, is the proper score that every source has.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +14,19 @@ import numpy as np
 
 from components.evaluation import calibration_error, ranking, scores
 from components.evaluation.checks import FloatArray
-from components.evaluation.predictions import PRIMARY_SOURCE, Predictions
+from components.evaluation.predictions import SOFTMAX, Predictions
 
-Draws = Callable[[Predictions, str, FloatArray, int], FloatArray]
+Source = str | None
+"""A confidence source; None is the predictions' primary one."""
+
+Draws = Callable[[Predictions, Source, FloatArray, int], FloatArray]
 """(predictions, confidence source, counts [B, n], bins) -> the metric of each draw, [B]."""
 
 
-def _mean_of(per_question: Callable[[Predictions, str], FloatArray]) -> Draws:
+def _mean_of(per_question: Callable[[Predictions, Source], FloatArray]) -> Draws:
     """A metric that is the mean over questions of `per_question`."""
 
-    def draws(predictions: Predictions, source: str, counts: FloatArray, bins: int) -> FloatArray:
+    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
         return counts @ per_question(predictions, source) / counts.sum(axis=1)
 
     return draws
@@ -26,7 +35,7 @@ def _mean_of(per_question: Callable[[Predictions, str], FloatArray]) -> Draws:
 def _of_pair(metric: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]) -> Draws:
     """A metric of (confidence, correct, counts)."""
 
-    def draws(predictions: Predictions, source: str, counts: FloatArray, bins: int) -> FloatArray:
+    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
         return metric(predictions.confidence(source), predictions.correct.astype(np.float64), counts)
 
     return draws
@@ -35,13 +44,36 @@ def _of_pair(metric: Callable[[FloatArray, FloatArray, FloatArray], FloatArray])
 def _of_binned_pair(metric: Callable[[FloatArray, FloatArray, FloatArray, int], FloatArray]) -> Draws:
     """A metric of (confidence, correct, counts, bins)."""
 
-    def draws(predictions: Predictions, source: str, counts: FloatArray, bins: int) -> FloatArray:
+    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
         return metric(predictions.confidence(source), predictions.correct.astype(np.float64), counts, bins)
 
     return draws
 
 
-def _classwise(predictions: Predictions, source: str, counts: FloatArray, bins: int) -> FloatArray:
+def _of_distribution(draws: Draws) -> Draws:
+    """`draws` for the softmax, NaN for every other source."""
+
+    def defined(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+        if predictions.named(source) != SOFTMAX:
+            return np.full(len(counts), np.nan)
+        return draws(predictions, source, counts, bins)
+
+    return defined
+
+
+def _squared_error(predictions: Predictions, source: Source) -> FloatArray:
+    return (predictions.confidence(source) - predictions.correct) ** 2
+
+
+def _spread(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+    """Standard deviation over questions; centred first, so that rounding gives a constant none."""
+    confidence = predictions.confidence(source)
+    off = confidence - confidence.mean()
+    n = counts.sum(axis=1)
+    return np.sqrt(np.maximum(counts @ off**2 / n - (counts @ off / n) ** 2, 0.0))
+
+
+def _classwise(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
     return calibration_error.classwise_ece_draws(
         predictions.probabilities, predictions.gold, predictions.n_options, counts, bins
     )
@@ -49,28 +81,30 @@ def _classwise(predictions: Predictions, source: str, counts: FloatArray, bins: 
 
 METRICS: dict[str, Draws] = {
     "accuracy": _mean_of(lambda p, source: p.correct.astype(np.float64)),
-    "nll": _mean_of(lambda p, source: scores.question_nll(p.log_probabilities, p.gold)),
-    "brier_score": _mean_of(lambda p, source: scores.question_brier(p.probabilities, p.gold)),
+    "nll": _of_distribution(_mean_of(lambda p, source: scores.question_nll(p.log_probabilities, p.gold))),
+    "brier_score": _of_distribution(_mean_of(lambda p, source: scores.question_brier(p.probabilities, p.gold))),
+    "top_label_brier_score": _mean_of(_squared_error),
     "ece": _of_binned_pair(calibration_error.ece_draws),
     "ece_adaptive": _of_binned_pair(calibration_error.adaptive_ece_draws),
     "mce": _of_binned_pair(calibration_error.mce_draws),
-    "cw_ece": _classwise,
+    "cw_ece": _of_distribution(_classwise),
     "auroc": _of_pair(ranking.auroc_draws),
     "aurc": _of_pair(ranking.aurc_draws),
     "mean_confidence": _mean_of(lambda p, source: p.confidence(source)),
+    "confidence_std": _spread,
     "option_mass": _mean_of(lambda p, source: p.option_mass),
 }
-"""`nll`, `brier_score` and `cw_ece` judge the distribution over options, the others the answer and its confidence."""
+"""`confidence_std` describes rather than judges: a constant confidence can have a low ECE, and this shows it."""
 
 
-def metric_value(metric: str, predictions: Predictions, bins: int, source: str = PRIMARY_SOURCE) -> float:
-    """One metric on the sample as it is; NaN where it is undefined (AUROC with one class).
+def metric_value(metric: str, predictions: Predictions, bins: int, source: Source = None) -> float:
+    """One metric on the sample as it is; NaN where it is undefined (AUROC with one class, NLL of router confidence).
 
     Args:
         metric: A name of `METRICS`.
         predictions: Scored questions.
         bins: Bins of the binned metrics; the others ignore it.
-        source: Confidence source.
+        source: Confidence source; None for the primary one.
 
     Raises:
         ValueError: Unknown metric or source.

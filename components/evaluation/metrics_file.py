@@ -1,4 +1,8 @@
-"""`metrics.json`: every metric of one method on one split with its interval, and how it was computed."""
+"""`metrics.json`: every metric of one method on one split with its interval, and how it was computed.
+
+One block for each confidence source, the softmax first. Blocks have the same keys: what a source leaves undefined
+is null (see `metrics.py`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from components.config import EvaluationConfig
 from components.evaluation.binning import EDGE_RULE
 from components.evaluation.intervals import Interval, bootstrap_intervals
-from components.evaluation.predictions import PRIMARY_SOURCE, SOURCES, Predictions
+from components.evaluation.predictions import SOFTMAX, Predictions
 from components.files import read_json, write_json
 
 LOW_OPTION_MASS = 0.01
@@ -32,10 +36,10 @@ def evaluate_predictions(
         metrics for each confidence source, each `{"value", "ci_low", "ci_high"}` with None where undefined;
         `computed`, the settings behind the figures.
     """
-    sources = {source: _block(bootstrap_intervals(predictions, config, seed, source)) for source in SOURCES}
+    sources = {source: _block(bootstrap_intervals(predictions, config, seed, source)) for source in predictions.sources}
     return {
         "n": len(predictions),
-        "low_option_mass": sources[PRIMARY_SOURCE]["option_mass"]["value"] < LOW_OPTION_MASS,
+        "low_option_mass": sources[SOFTMAX]["option_mass"]["value"] < LOW_OPTION_MASS,
         "sources": sources,
         "computed": {
             "bins": config.bins,

@@ -15,8 +15,9 @@ from components.errors import DataError
 from components.evaluation.checks import BoolArray, FloatArray, IntArray, gold_indices, unit_interval
 from components.files import replacing
 
-PRIMARY_SOURCE = "softmax"
-SOURCES = (PRIMARY_SOURCE,)
+SOFTMAX, FLC = "softmax", "flc"
+"""Confidence sources: the answer's probability among the options, which stands for a method where only one figure is
+shown; the routers' confidence in the prompt (UQ4CT's functional-level confidence)."""
 STORED = ("id", "group", "gold", "option_mass", "option_log_probs")
 
 
@@ -31,10 +32,11 @@ class Predictions:
             after a question's last option.
         option_mass: Probability that the model puts on the options together, before renormalising, [n], in [0, 1].
         groups: Relation or subject of each question, n of them, None where the source has none.
+        flc: Router confidence, [n], in [0, 1]; None for a method without routers.
 
     Raises:
         ValueError: Lengths differ, ids repeat, NaN, a question without options or with a gap between them, gold at an
-            absent option.
+            absent option, a confidence outside [0, 1].
     """
 
     ids: tuple[str, ...]
@@ -42,6 +44,7 @@ class Predictions:
     option_log_probs: FloatArray
     option_mass: FloatArray
     groups: tuple[str | None, ...]
+    flc: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Checks shapes and values, and gives every array its exact type."""
@@ -61,6 +64,11 @@ class Predictions:
             raise ValueError(f"question '{self.ids[absent[0]]}': gold is option {gold[absent[0]]}, which it lacks")
         for name, value in (("gold", gold), ("option_log_probs", scores), ("option_mass", mass)):
             object.__setattr__(self, name, value)
+        if self.flc is not None:
+            flc = unit_interval(self.flc, "flc")
+            if len(flc) != n:
+                raise ValueError(f"{n} ids, but {len(flc)} entries in flc")
+            object.__setattr__(self, "flc", flc)
 
     def _refuse_bad_scores(self, scores: FloatArray) -> None:
         present = ~np.isneginf(scores)
@@ -102,28 +110,54 @@ class Predictions:
         """Whether the answer is right, [n]."""
         return self.answer == self.gold
 
-    def confidence(self, source: str = PRIMARY_SOURCE) -> FloatArray:
-        """Confidence in the answer, [n], in [0, 1].
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Confidence sources there are; the first is the primary one, which tables and comparisons take by default."""
+        return (SOFTMAX,) if self.flc is None else (SOFTMAX, FLC)
+
+    def confidence(self, source: str | None = None) -> FloatArray:
+        """Confidence in the answer, [n], in [0, 1]. The answer is the most probable option whatever the source.
 
         Args:
-            source: `softmax`, the answer's probability among the options.
+            source: One of `sources`; None takes the primary one.
 
         Raises:
-            ValueError: Unknown source.
+            ValueError: There is no such source.
         """
-        if source not in SOURCES:
-            raise ValueError(f"no confidence source '{source}'; there is: {', '.join(SOURCES)}")
+        if self.named(source) == FLC and self.flc is not None:
+            return self.flc
         return self.probabilities.max(axis=1)
 
-    def tempered(self, temperature: float) -> Predictions:
-        """The same questions with scores divided by `temperature`; answers and option mass stay as they are.
+    def named(self, source: str | None) -> str:
+        """The source itself, or the primary one for None.
 
         Raises:
-            ValueError: `temperature` is not a positive number.
+            ValueError: There is no such source.
         """
-        if not (np.isfinite(temperature) and temperature > 0):
-            raise ValueError(f"temperature is {temperature}, but must be a positive number")
-        return replace(self, option_log_probs=self.option_log_probs / temperature)
+        if source is not None and source not in self.sources:
+            raise ValueError(f"no confidence source '{source}'; there is: {', '.join(self.sources)}")
+        return source or self.sources[0]
+
+    def tempered(self, temperature: float | FloatArray) -> Predictions:
+        """The same questions with scores divided by `temperature`; answers and option mass stay as they are.
+
+        Softmax is the only source of the result: a temperature of the scores leaves a router's confidence as it is,
+        and that stands with the method it came from.
+
+        Args:
+            temperature: One for all questions, or one each, [n].
+
+        Raises:
+            ValueError: A temperature is not a positive number, or there are neither one nor n of them.
+        """
+        divisor = np.asarray(temperature, dtype=np.float64)
+        if divisor.shape not in ((), (len(self),)):
+            raise ValueError(f"temperature has shape {divisor.shape}, but must be one number or {len(self)}")
+        bad = divisor[~(np.isfinite(divisor) & (divisor > 0))]
+        if bad.size:
+            raise ValueError(f"temperature is {bad[0]}, but must be a positive number")
+        per_question = np.broadcast_to(divisor, len(self))[:, None]
+        return replace(self, option_log_probs=self.option_log_probs / per_question, flc=None)
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
@@ -140,7 +174,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         "answer": pa.array(predictions.answer),
         "gold": pa.array(predictions.gold),
         "correct": pa.array(predictions.correct),
-        **{f"confidence_{source}": pa.array(predictions.confidence(source)) for source in SOURCES},
+        **{f"confidence_{source}": pa.array(predictions.confidence(source)) for source in predictions.sources},
         "option_mass": pa.array(predictions.option_mass),
         "probabilities": pa.array(options_of(predictions.probabilities), pa.list_(pa.float64())),
         "option_log_probs": pa.array(options_of(predictions.option_log_probs), pa.list_(pa.float64())),
@@ -150,7 +184,7 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Reads what `write_predictions` wrote; derived columns are computed anew, not trusted.
+    """Reads what `write_predictions` wrote; what follows from the scores is computed anew, not trusted.
 
     Raises:
         DataError: The file is missing, is not Parquet, lacks a column, or holds values that cannot be right.
@@ -166,13 +200,20 @@ def read_predictions(path: Path) -> Predictions:
         if column not in table.column_names:
             raise DataError(path, None, column, "column is missing", "evaluate again")
     rows = {column: table.column(column).to_pylist() for column in STORED}
+    stated = f"confidence_{FLC}"
+    flc = np.array(table.column(stated), np.float64) if stated in table.column_names else None
     widest = max((len(scores) for scores in rows["option_log_probs"]), default=0)
     padded = np.full((table.num_rows, widest), -np.inf)
     for i, scores in enumerate(rows["option_log_probs"]):
         padded[i, : len(scores)] = scores
     try:
         return Predictions(
-            tuple(rows["id"]), np.array(rows["gold"]), padded, np.array(rows["option_mass"]), tuple(rows["group"])
+            tuple(rows["id"]),
+            np.array(rows["gold"]),
+            padded,
+            np.array(rows["option_mass"]),
+            tuple(rows["group"]),
+            flc,
         )
     except ValueError as error:
         raise DataError(path, None, None, str(error), "evaluate again") from error

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import ArrayLike
 
 from components.data.schema import QuestionSet
 from components.errors import CaltuneError
 from components.evaluation import display
+from components.evaluation.expert_load import ExpertLoads, expert_load_figure
 from components.evaluation.plot_style import DPI, save_png
 from components.evaluation.plots import (
     Pair,
@@ -23,14 +27,17 @@ from components.evaluation.plots import (
 )
 from components.evaluation.predictions import Predictions
 from components.evaluation.ranking import coverage_at_risk
-from components.evaluation.summary import summarise
+from components.evaluation.summary import rows_of_predictions, summarise
 from components.evaluation.tables import low_mass_warnings
 from components.evaluation.training_curves import Trace, training_curves
 from components.files import replacing, write_json
+from components.posthoc.flc_temperature import FlcTemperature
 from components.posthoc.temperature import FittedTemperature
 
 RISKS = (0.05, 0.1, 0.2)
 """Error rates for which the report says how many questions can be answered."""
+FLC_LEVELS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Router confidences for which the report gives the temperature."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,15 @@ class TemperatureNote:
 
 
 @dataclass(frozen=True)
+class FlcTemperatureNote:
+    """Temperatures from router confidence: the reference data in words, and their mean on each test split."""
+
+    fitted: FlcTemperature
+    data: str
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class ReportInputs:
     """Everything the report shows.
 
@@ -71,8 +87,13 @@ class ReportInputs:
         metrics: Content of `metrics.json` by method, then split.
         comparisons: Rows of `summary.compare`.
         temperatures: By the name of the recalibrated method, e.g. `sft+temperature`.
+        flc_temperatures: By the name of the recalibrated method, e.g. `uq4ct+flc_temperature`.
+        chosen_sources: From `summary.choose_sources`.
         traces: Training trace by method.
         kept_steps: Step whose weights were kept, by method.
+        expert_loads: By method, for methods with routers.
+        experts_per_token: k of those routers.
+        collapse_share: Part of a router's tokens above which one expert serves too many.
         splits: The data, test splits included.
         overlaps: Sentences on questions that stand in two splits.
     """
@@ -86,20 +107,26 @@ class ReportInputs:
     metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]
     comparisons: Sequence[Mapping[str, Any]] = ()
     temperatures: Mapping[str, TemperatureNote] = field(default_factory=dict)
+    flc_temperatures: Mapping[str, FlcTemperatureNote] = field(default_factory=dict)
+    chosen_sources: Mapping[str, str] = field(default_factory=dict)
     traces: Mapping[str, Trace] = field(default_factory=dict)
     kept_steps: Mapping[str, int] = field(default_factory=dict)
+    expert_loads: Mapping[str, ExpertLoads] = field(default_factory=dict)
+    experts_per_token: int = 2
+    collapse_share: float = 0.9
     splits: Sequence[SplitFacts] = ()
     overlaps: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class _Image:
-    """A figure of the report: file name, what it shows in words, its bytes, and the split it belongs to."""
+    """A figure of the report: file name, what it shows in words, its bytes, and the split and method it belongs to."""
 
     name: str
     alt: str
     content: bytes
     split: str | None = None
+    method: str | None = None
 
     @property
     def uri(self) -> str:
@@ -122,7 +149,7 @@ def write_report(inputs: ReportInputs, folder: Path) -> Path:
     """
     if not any(inputs.metrics.values()) or not any(inputs.predictions.values()):
         raise CaltuneError(f"run '{inputs.run}' has no evaluated method to report; evaluate one first")
-    summary = summarise(inputs.run, inputs.metrics, inputs.comparisons)
+    summary = summarise(inputs.run, inputs.metrics, inputs.comparisons, inputs.chosen_sources)
     images = _images(inputs)
     for group in images.values():
         for image in group:
@@ -140,15 +167,22 @@ def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[st
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["by_method"] = lambda images: [list(own) for _, own in groupby(images, key=lambda i: i.method)]
     source = files("components.evaluation").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
     return environment.from_string(source).render(
         inputs=inputs,
         summary=summary,
         images=images,
+        rows=display.rows_of(summary),
         splits=display.splits_of(summary),
+        loads={
+            method: loads.sentence(inputs.experts_per_token, inputs.collapse_share)
+            for method, loads in inputs.expert_loads.items()
+        },
         display=display,
         warnings=low_mass_warnings(summary),
         risks=RISKS,
+        flc_levels=FLC_LEVELS,
         coverage=_coverage(inputs),
         computed=_first_metrics(inputs)["computed"],
     )
@@ -156,18 +190,11 @@ def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[st
 
 def _images(inputs: ReportInputs) -> dict[str, list[_Image]]:
     """Figures by section of the page."""
-    pairs, bins = _pairs(inputs), _bins(inputs)
+    pairs = _pairs(inputs)
     splits = list(dict.fromkeys(split for by_split in pairs.values() for split in by_split))
-    images: dict[str, list[_Image]] = {"reliability": [], "confidence": [], "training": [], "risk": []}
-    for method, by_split in pairs.items():
-        for split, (confidence, correct) in by_split.items():
-            title, file = f"{method}, {split}", f"{_slug(method)}_{_slug(split)}.png"
-            for section, words, draw in (
-                ("reliability", "Reliability diagram", reliability_diagram),
-                ("confidence", "Confidence histogram", confidence_histogram),
-            ):
-                drawn = draw(confidence, correct, bins, title)
-                images[section].append(_Image(f"{section}_{file}", f"{words} of {title}", drawn, split))
+    images: dict[str, list[_Image]] = {"training": [], "load": [], "risk": []}
+    images["reliability"] = _of_each_row(inputs, "reliability", "Reliability diagram", reliability_diagram)
+    images["confidence"] = _of_each_row(inputs, "confidence", "Confidence histogram", confidence_histogram)
     for split in splits:
         curve = risk_coverage({m: by_split[split] for m, by_split in pairs.items() if split in by_split}, split)
         name, alt = f"risk_coverage_{_slug(split)}.png", f"Risk-coverage curves on {split}"
@@ -176,21 +203,48 @@ def _images(inputs: ReportInputs) -> dict[str, list[_Image]]:
         curves = training_curves(trace, method, inputs.kept_steps.get(method))
         if curves is not None:
             images["training"].append(_Image(f"training_{_slug(method)}.png", f"Training curves of {method}", curves))
+    for method, loads in inputs.expert_loads.items():
+        figure = expert_load_figure(loads, method)
+        images["load"].append(
+            _Image(f"expert_load_{_slug(method)}.png", f"Expert load of {method}", figure, method=method)
+        )
     return images
 
 
-def _pairs(inputs: ReportInputs) -> dict[str, dict[str, Pair]]:
-    return {
-        method: {split: (found.confidence(), found.correct) for split, found in by_split.items()}
+def _of_each_row(
+    inputs: ReportInputs, section: str, words: str, draw: Callable[[ArrayLike, ArrayLike, int, str], bytes]
+) -> list[_Image]:
+    """A figure for each confidence source of each method on each split."""
+    bins = _bins(inputs)
+    return [
+        _Image(
+            f"{section}_{_slug(row)}_{_slug(split)}.png",
+            f"{words} of {row}, {split}",
+            draw(found.confidence(source), found.correct, bins, f"{row}, {split}"),
+            split,
+            method,
+        )
         for method, by_split in inputs.predictions.items()
-    }
+        for split, found in by_split.items()
+        for row, source in rows_of_predictions(method, found)
+    ]
+
+
+def _pairs(inputs: ReportInputs) -> dict[str, dict[str, Pair]]:
+    """(confidence, correct) by row of the main table, then split."""
+    pairs: dict[str, dict[str, Pair]] = {}
+    for method, by_split in inputs.predictions.items():
+        for split, found in by_split.items():
+            for row, source in rows_of_predictions(method, found):
+                pairs.setdefault(row, {})[split] = (found.confidence(source), found.correct)
+    return pairs
 
 
 def _coverage(inputs: ReportInputs) -> dict[str, dict[str, list[float]]]:
-    """Share of questions that can be answered at each of `RISKS`, by method and split."""
+    """Share of questions that can be answered at each of `RISKS`, by row and split."""
     return {
-        method: {split: [coverage_at_risk(*pair, risk) for risk in RISKS] for split, pair in by_split.items()}
-        for method, by_split in _pairs(inputs).items()
+        row: {split: [coverage_at_risk(*pair, risk) for risk in RISKS] for split, pair in by_split.items()}
+        for row, by_split in _pairs(inputs).items()
     }
 
 
@@ -204,4 +258,4 @@ def _bins(inputs: ReportInputs) -> int:
 
 
 def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from components.data.schema import Question
+from components.evaluation.checks import FloatArray
 from components.evaluation.metrics import metric_value
-from components.evaluation.predictions import Predictions
+from components.evaluation.predictions import FLC, Predictions
 from components.models.score_questions import SplitScores
 
 TRACED = ("nll", "ece", "accuracy", "mean_confidence")
 """Metrics that stop rules read and traces hold."""
+
+_ROUNDING = 1e-5  # of a float32 mean over layers of sums over experts
 
 
 def predictions_of(questions: Sequence[Question], scores: SplitScores) -> Predictions:
@@ -29,11 +32,12 @@ def predictions_of(questions: Sequence[Question], scores: SplitScores) -> Predic
         # By text the sum passes 1 where an option begins with another or equals it, else only by rounding.
         option_mass=np.clip(scores.mass, 0.0, 1.0),
         groups=tuple(q.group for q in questions),
+        flc=_without_rounding(scores.flc),
     )
 
 
 def traced_metrics(scores: SplitScores, bins: int) -> dict[str, float]:
-    """The few metrics that are followed during training.
+    """The few metrics that are followed during training; with routers also `flc_ece` and `flc_mean`.
 
     Args:
         scores: Of a labelled validation split.
@@ -41,6 +45,20 @@ def traced_metrics(scores: SplitScores, bins: int) -> dict[str, float]:
     """
     n = len(scores.answers)
     anonymous = Predictions(
-        tuple(str(i) for i in range(n)), scores.answers, scores.log_probs, np.clip(scores.mass, 0.0, 1.0), (None,) * n
+        tuple(str(i) for i in range(n)),
+        scores.answers,
+        scores.log_probs,
+        np.clip(scores.mass, 0.0, 1.0),
+        (None,) * n,
+        flc=_without_rounding(scores.flc),
     )
-    return {name: metric_value(name, anonymous, bins) for name in TRACED}
+    found = {name: metric_value(name, anonymous, bins) for name in TRACED}
+    if FLC in anonymous.sources:
+        found["flc_ece"] = metric_value("ece", anonymous, bins, FLC)
+        found["flc_mean"] = metric_value("mean_confidence", anonymous, bins, FLC)
+    return found
+
+
+def _without_rounding(flc: FloatArray | None) -> FloatArray | None:
+    """A saturated router's confidence may pass 1 by rounding; anything further off is left for the checks to find."""
+    return None if flc is None else np.where((flc > 1) & (flc < 1 + _ROUNDING), 1.0, flc)

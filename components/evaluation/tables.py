@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 COMPARED_HERE = ("ece", "accuracy")
 """Metrics of the comparisons shown in the terminal; the report has them all."""
 
+CHOSEN_MARK = " *"
+
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     """Prints accuracy, confidence, ECE and NLL with intervals, best in bold, then the paired comparisons.
@@ -64,13 +66,17 @@ def _main_table(summary: Mapping[str, Any], splits: Sequence[str]) -> Table:
         for column in display.COLUMNS:
             heading = column.title if len(splits) == 1 else f"{split}\n{column.title}"
             table.add_column(heading, justify="right", no_wrap=True)
-    for method, by_split in summary["methods"].items():
+    rows = display.rows_of(summary)
+    for row in rows:
         cells = [
-            _cell(summary, method, split, column) if split in by_split else ""
+            _cell(rows, row, split, column) if split in row.blocks else ""
             for split in splits
             for column in display.COLUMNS
         ]
-        table.add_row(escape(method), *cells)
+        table.add_row(escape(row.name + CHOSEN_MARK * row.chosen), *cells)
+    if any(row.chosen for row in rows):
+        table.caption = f"{CHOSEN_MARK.strip()} the method's confidence with the lowest Brier score on validation data"
+        table.caption_justify = "left"
     return table
 
 
@@ -81,10 +87,12 @@ def _natural_width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
-def _cell(summary: Mapping[str, Any], method: str, split: str, column: display.Column) -> str:
-    figure = summary["methods"][method][split][column.metric]
+def _cell(rows: list[display.Row], row: display.Row, split: str, column: display.Column) -> str:
+    figure = row.blocks[split][column.metric]
     value = display.number(figure["value"])
-    if display.is_best(summary, method, split, column):
+    if figure["value"] is None:
+        return f"[dim]{value}[/dim]"
+    if display.is_best(rows, row, split, column):
         value = f"[bold]{value}[/bold]"
     return f"{value}\n[dim]{display.short_interval(figure)}[/dim]"
 

@@ -20,26 +20,35 @@ _COLUMNS = 3
 
 @dataclass(frozen=True)
 class _Panel:
-    """Keys drawn together: those named, and those that end in `_` and one of `suffixes`."""
+    """Quantities drawn together: those of training steps, and those of evaluations (`<split>/<metric>` in a trace)."""
 
     title: str
-    keys: tuple[str, ...]
-    suffixes: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+    evaluations: tuple[str, ...] = ()
 
     def takes(self, key: str) -> bool:
-        return key in self.keys or any(key.endswith(f"_{suffix}") for suffix in self.suffixes)
+        split, _, metric = key.rpartition("/")
+        return metric in (self.evaluations if split else self.steps)
 
 
 _PANELS = (
-    _Panel("Training loss", ("loss", "cross_entropy")),
+    _Panel("Training loss", ("loss",)),
     _Panel("Upper level f (negative entropy)", ("f",)),
-    _Panel("Lower level g (cross-entropy)", ("g",)),
+    _Panel("Lower level g", ("g",)),
+    _Panel("Cross-entropy", ("cross_entropy",)),
+    _Panel("Calibration loss", ("calibration_loss",)),
+    _Panel("Balance loss", ("balance_loss",)),
+    _Panel("Router z-loss", ("z_loss",)),
+    _Panel("Router confidence (FLC)", ("flc_mean", "correct_share"), ("flc_mean",)),
+    _Panel("Spread of FLC over questions", ("flc_std",)),
+    _Panel("Router entropy", ("router_entropy",)),
+    _Panel("Largest share of first choices", ("max_expert_share",)),
     _Panel("Residual q", ("residual",)),
     _Panel("Multiplier lambda", ("lambda",)),
     _Panel("Mean temperature", ("mean_tau",)),
     _Panel("Offset norm", ("offset_norm",)),
-    _Panel("Confidence and accuracy", ("mean_confidence", "accuracy"), ("mean_confidence", "confidence", "accuracy")),
-    _Panel("ECE", ("ece",), ("ece",)),
+    _Panel("Confidence and accuracy", ("mean_confidence", "accuracy"), ("mean_confidence", "accuracy")),
+    _Panel("ECE", ("ece",), ("ece", "flc_ece")),
     _Panel("NLL", ("nll",), ("nll",)),
 )
 
@@ -83,7 +92,8 @@ def _series(trace: Trace, panel: _Panel) -> dict[str, tuple[list[int], list[floa
 
 
 def _label(key: str) -> str:
-    return key.replace("_", " ").replace("ece", "ECE").replace("nll", "NLL")
+    words = key.replace("/", " ").replace("_", " ").split()
+    return " ".join(word.upper() if word in ("ece", "nll", "flc") else word for word in words)
 
 
 def _draw(axes: Axes, title: str, series: dict[str, tuple[list[int], list[float]]], kept_step: int | None) -> None:

@@ -166,3 +166,17 @@ def test_different_questions_are_refused(simulate: Simulate) -> None:
 def test_unknown_metric_is_refused(simulate: Simulate) -> None:
     with pytest.raises(ValueError, match="no metric 'f1'"):
         metric_value("f1", simulate(3), bins=15)
+
+
+def test_unknown_source_is_refused_by_every_metric(simulate: Simulate) -> None:
+    for metric in set(METRICS) - {"accuracy", "option_mass"}:  # the same whatever the source
+        with pytest.raises(ValueError, match="no confidence source 'flc'"):
+            metric_value(metric, simulate(3), bins=15, source="flc")
+
+
+def test_spread_of_draws_is_that_of_the_repeated_questions(simulate: Simulate) -> None:
+    predictions = simulate(6)
+    counts = np.array([[3.0, 0, 1, 2, 0, 0], [1, 1, 1, 1, 1, 1]])
+    found = METRICS["confidence_std"](predictions, None, counts, 15)
+    expected = [np.repeat(predictions.confidence(), row.astype(int)).std() for row in counts]
+    np.testing.assert_allclose(found, expected, atol=1e-12)

@@ -115,6 +115,9 @@ def test_an_interrupted_write_leaves_the_old_file(
         ({"option_mass": np.array([0.5, 1.5])}, r"option_mass\[1\] is 1.5"),
         ({"option_mass": np.array([0.5])}, "2 ids, but 1 entries"),
         ({"ids": ("a", "a")}, "ids repeat"),
+        ({"flc": np.array([0.5, 1.1])}, r"flc\[1\] is 1.1"),
+        ({"flc": np.array([np.nan, 0.5])}, r"flc\[0\] is nan"),
+        ({"flc": np.array([0.5])}, "2 ids, but 1 entries in flc"),
     ],
 )
 def test_bad_values_are_named(ragged: Predictions, change: dict[str, object], named: str) -> None:
@@ -124,10 +127,60 @@ def test_bad_values_are_named(ragged: Predictions, change: dict[str, object], na
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan, np.inf])
 def test_bad_temperatures_are_refused(ragged: Predictions, temperature: float) -> None:
-    with pytest.raises(ValueError, match="temperature is"):
-        ragged.tempered(temperature)
+    for given in (temperature, np.array([1.0, temperature])):
+        with pytest.raises(ValueError, match=f"temperature is {temperature}"):
+            ragged.tempered(given)
+
+
+def test_each_question_may_have_a_temperature_of_its_own(ragged: Predictions) -> None:
+    """At T = .5 probabilities are squared: .1 .2 .1 -> 1/6 4/6 1/6. At T = 1 .3 .1 stay 3/4 1/4."""
+    tempered = ragged.tempered(np.array([0.5, 1.0]))
+    np.testing.assert_allclose(tempered.probabilities, [[1 / 6, 4 / 6, 1 / 6], [0.75, 0.25, 0.0]])
+    np.testing.assert_array_equal(tempered.answer, ragged.answer)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 1)])
+def test_temperatures_fit_the_questions(ragged: Predictions, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must be one number or 2"):
+        ragged.tempered(np.ones(shape))
 
 
 def test_unknown_confidence_source_is_refused(ragged: Predictions) -> None:
-    with pytest.raises(ValueError, match="there is: softmax"):
-        ragged.confidence("router")
+    with pytest.raises(ValueError, match=r"there is: softmax$"):
+        ragged.confidence("flc")
+    with pytest.raises(ValueError, match="there is: softmax, flc"):
+        replace(ragged, flc=np.array([0.5, 0.5])).confidence("router")
+
+
+def test_router_confidence_is_a_second_source_and_changes_no_answer(ragged: Predictions) -> None:
+    routed = replace(ragged, flc=np.array([0.9, 0.3]))
+    assert routed.sources == ("softmax", "flc")
+    np.testing.assert_array_equal(routed.confidence("flc"), [0.9, 0.3])
+    np.testing.assert_array_equal(routed.confidence(), ragged.confidence("softmax"))
+    np.testing.assert_array_equal(routed.answer, ragged.answer)
+
+
+def test_a_temperature_leaves_softmax_alone_as_source(ragged: Predictions) -> None:
+    assert replace(ragged, flc=np.array([0.9, 0.3])).tempered(2.0).sources == ("softmax",)
+
+
+@pytest.mark.parametrize("flc", [np.array([0.1 + 0.2, 1 / 3]), None])
+def test_confidences_are_in_the_file(ragged: Predictions, tmp_path: Path, flc: np.ndarray | None) -> None:
+    """A column for each source there is, none for one there is not; no rounding on the way."""
+    written = replace(ragged, flc=flc)
+    write_predictions(tmp_path / "p.parquet", written)
+    columns = {c for c in pq.read_table(tmp_path / "p.parquet").column_names if c.startswith("confidence_")}
+    assert columns == {f"confidence_{s}" for s in written.sources}
+    back = read_predictions(tmp_path / "p.parquet")
+    assert back.sources == written.sources
+    np.testing.assert_array_equal(back.flc, flc)
+
+
+def test_a_damaged_router_confidence_is_named(ragged: Predictions, tmp_path: Path) -> None:
+    path = tmp_path / "p.parquet"
+    write_predictions(path, replace(ragged, flc=np.array([0.9, 0.3])))
+    table = pq.read_table(path)
+    gap = table.set_column(table.column_names.index("confidence_flc"), "confidence_flc", [[None, 0.3]])
+    pq.write_table(gap, path)
+    with pytest.raises(DataError, match=r"flc\[0\] is nan"):
+        read_predictions(path)

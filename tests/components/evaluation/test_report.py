@@ -19,12 +19,14 @@ from components.config import EvaluationConfig
 from components.data.schema import Question, QuestionSet
 from components.errors import CaltuneError
 from components.evaluation import display, plots
+from components.evaluation.expert_load import ExpertLoads
 from components.evaluation.metrics_file import evaluate_predictions
 from components.evaluation.predictions import Predictions
-from components.evaluation.report import ReportInputs, SplitFacts, TemperatureNote, write_report
+from components.evaluation.report import FlcTemperatureNote, ReportInputs, SplitFacts, TemperatureNote, write_report
 from components.evaluation.summary import compare, summarise
 from components.evaluation.tables import low_mass_warnings, print_summary
 from components.evaluation.training_curves import training_curves
+from components.posthoc.flc_temperature import FlcTemperature
 from components.posthoc.temperature import FittedTemperature
 
 Simulate = Callable[..., Predictions]
@@ -145,16 +147,123 @@ def test_terminal_table_fits_the_console(simulate: Simulate, width: int, tables:
 
 
 def test_best_is_lowest_ece_and_highest_accuracy() -> None:
-    def block(accuracy: float, ece: float | None) -> dict[str, Any]:
-        return {
-            name: {"value": value} for name, value in (("accuracy", accuracy), ("ece", ece), ("mean_confidence", 1))
-        }
+    def row(name: str, accuracy: float, ece: float | None) -> display.Row:
+        figures = (("accuracy", accuracy), ("ece", ece), ("mean_confidence", 1))
+        return display.Row(name, {"id": {name: {"value": value} for name, value in figures}})
 
-    summary = {"methods": {"a": {"id": block(0.8, 0.1)}, "b": {"id": block(0.7, 0.05)}, "c": {"id": block(0.8, None)}}}
+    rows = [row("a", 0.8, 0.1), row("b", 0.7, 0.05), row("c", 0.8, None)]
     accuracy, confidence, ece, _ = display.COLUMNS
-    assert [display.is_best(summary, m, "id", accuracy) for m in "abc"] == [True, False, True]
-    assert [display.is_best(summary, m, "id", ece) for m in "abc"] == [False, True, False]
-    assert not any(display.is_best(summary, m, "id", confidence) for m in "abc")
+    assert [display.is_best(rows, r, "id", accuracy) for r in rows] == [True, False, True]
+    assert [display.is_best(rows, r, "id", ece) for r in rows] == [False, True, False]
+    assert not any(display.is_best(rows, r, "id", confidence) for r in rows)
+
+
+def _routed_run(simulate: Simulate, **more: Any) -> ReportInputs:
+    """`sft`, and `uq4ct` with router confidence, of which `flc` was chosen, and tempered by it."""
+    flc = np.random.default_rng(0).uniform(0.5, 0.9, 80)
+    uq4ct = {"id": simulate(80, sharpening=2.5, flc=flc), "ood": simulate(80, sharpening=3.5, seed=1, flc=flc)}
+    predictions = {
+        "sft": {"id": simulate(80, sharpening=3.0), "ood": simulate(80, sharpening=4.0, seed=1)},
+        "uq4ct": uq4ct,
+        "uq4ct+flc_temperature": {split: found.tempered(1 / flc) for split, found in uq4ct.items()},
+    }
+    metrics = {
+        method: {split: evaluate_predictions(found, CONFIG, 0) for split, found in by_split.items()}
+        for method, by_split in predictions.items()
+    }
+    pairs = [("uq4ct (flc)", "sft"), ("uq4ct+flc_temperature", "uq4ct")]
+    settings: dict[str, Any] = {"predictions": predictions, "metrics": metrics, "chosen_sources": {"uq4ct": "flc"}}
+    return _run(simulate, **{**settings, "comparisons": compare(predictions, pairs, CONFIG, 0), **more})
+
+
+def test_report_shows_every_source(simulate: Simulate, tmp_path: Path) -> None:
+    even = np.full((2, 3, 4), 0.25)
+    inputs = _routed_run(
+        simulate,
+        expert_loads={"uq4ct": ExpertLoads(np.array([0, 40]), even, np.full((2, 3), 1.3))},
+    )
+    index = write_report(inputs, tmp_path)
+    page = _Page(index.read_text())
+    assert page.open == []
+    words = " ".join(page.words)
+    assert re.search(r"uq4ct \(flc\) +chosen", words)
+    assert index.read_text().count('<span class="chosen">') == 2, "in the main table and in the sources' table"
+    for expected in (
+        "Where confidence comes from",
+        "uq4ct: no router has collapsed at step 40: the busiest expert serves 50 % of the tokens",
+    ):
+        assert expected in words
+    for block in inputs.metrics["uq4ct"]["ood"]["sources"].values():
+        for column in display.SOURCE_COLUMNS:
+            assert display.number(block[column.metric]["value"]) in page.words
+    pngs = {path.name for path in tmp_path.glob("*.png")}
+    assert {"reliability_uq4ct-flc_id.png", "confidence_uq4ct-flc_ood.png", "expert_load_uq4ct.png"} <= pngs
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["chosen_sources"] == {"uq4ct": "flc"}
+    assert summary["sources"]["uq4ct"]["flc"]["id"] == inputs.metrics["uq4ct"]["id"]["sources"]["flc"]
+
+
+def test_report_shows_temperatures_from_router_confidence(simulate: Simulate, tmp_path: Path) -> None:
+    """T falls from 4 at FLC .4 to 1 at .7 and beyond, evenly in log T: 2.52 = 4^(2/3) at .5, 1.59 = 4^(1/3) at .6."""
+    fitted = FlcTemperature([0.0, float(np.log(4))], [0.7, 0.4], 137)
+    note = FlcTemperatureNote(fitted, "calibration", {"id": 1.25, "ood": 2.75})
+    inputs = _routed_run(simulate, flc_temperatures={"uq4ct+flc_temperature": note})
+    page = _Page(write_report(inputs, tmp_path).read_text())
+    assert page.open == []
+    words = [word for word in page.words if word]
+    at = words.index("Temperatures from router confidence")
+    assert "no label takes part" in " ".join(words[at + 1].split())
+    row = at + words[at:].index("uq4ct+flc_temperature")
+    figures = ["4.00", "2.52", "1.59", "1.00", "1.00", "1.00", "1.25", "2.75"]
+    assert words[row + 1 : row + 11] == ["calibration", "137", *figures]
+
+
+def test_both_sources_of_a_method_stand_side_by_side(simulate: Simulate, tmp_path: Path) -> None:
+    """In each of two sections and two splits one pair, softmax first."""
+    text = write_report(_routed_run(simulate), tmp_path).read_text()
+    pairs = re.findall(r'<div class="pair">(.*?)</div>', text, re.DOTALL)
+    found = [re.findall(r'alt="([^"]*)"', pair) for pair in pairs]
+    assert found == [
+        [f"{words} of uq4ct, {split}", f"{words} of uq4ct (flc), {split}"]
+        for words in ("Reliability diagram", "Confidence histogram")
+        for split in ("id", "ood")
+    ]
+
+
+def test_a_run_without_routers_says_nothing_of_them(simulate: Simulate, tmp_path: Path) -> None:
+    body = write_report(_run(simulate), tmp_path).read_text().split("</style>")[1]
+    assert not re.search(r"router|flc|chosen|Expert load", body)
+
+
+def test_a_collapsed_router_is_a_warning(simulate: Simulate, tmp_path: Path) -> None:
+    share = np.array([[[0.25] * 4, [0.5, 0.5, 0, 0]]])
+    loads = ExpertLoads(np.array([9]), share, np.ones((1, 2)))
+    text = write_report(_routed_run(simulate, expert_loads={"uq4ct": loads}), tmp_path).read_text()
+    assert '<p class="warning">uq4ct: router 1 has collapsed at step 9' in text
+    calm = write_report(_routed_run(simulate, expert_loads={"uq4ct": loads}, experts_per_token=1), tmp_path).read_text()
+    assert "has collapsed at step 9:" in calm
+    assert '<p class="warning">uq4ct' not in calm
+
+
+def test_terminal_table_has_a_row_for_each_source_and_marks_the_chosen(simulate: Simulate) -> None:
+    inputs = _routed_run(simulate)
+    summary = summarise("quick", inputs.metrics, inputs.comparisons, {"uq4ct": "flc"})
+    assert [(row.name, row.chosen) for row in display.rows_of(summary)] == [
+        ("sft", False),
+        ("uq4ct", False),
+        ("uq4ct (flc)", True),
+        ("uq4ct+flc_temperature", False),
+    ]
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    print_summary(summary, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    row = next(line for line in text.splitlines() if "uq4ct (flc) *" in line)
+    flc = inputs.metrics["uq4ct"]["id"]["sources"]["flc"]
+    assert row.split()[3:] == [display.number(flc[c.metric]["value"]) for c in display.COLUMNS]
+    assert row.split()[-1] == "n/a"
+    assert "* the method's confidence with the lowest Brier score on validation data" in text
+    assert re.search(r"uq4ct \(flc\) - sft +ECE", text)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +274,8 @@ def test_best_is_lowest_ece_and_highest_accuracy() -> None:
         ("accuracy", 0.1, 0.2, "a better"),
         ("nll", 0.1, 0.2, "b better"),
         ("ece", -0.1, 0.1, "no clear difference"),
+        ("top_label_brier_score", 0.1, 0.2, "b better"),
+        ("auroc", 0.1, 0.2, "a better"),
         ("ece", 0.0, 0.1, "no clear difference"),
         ("ece", None, None, "no clear difference"),
     ],
@@ -221,12 +332,30 @@ def test_wilson_interval_agrees_with_scipy() -> None:
 
 def test_training_curves_take_what_there_is() -> None:
     trace = [
-        {"step": 1, "loss": 0.7, "validation_ece": 0.2, "note": "text", "f": float("nan")},
+        {"step": 1, "loss": 0.7, "validation/ece": 0.2, "note": "text", "f": float("nan")},
         {"step": 2, "loss": 0.6},
-        {"step": 3, "loss": 0.5, "validation_ece": 0.1, "validation_shift_ece": 0.3},
+        {"step": 3, "loss": 0.5, "validation/ece": 0.1, "validation_shift/ece": 0.3},
     ]
     image = training_curves(trace, "sft", kept_step=3)
     assert image is not None
     assert Image.open(io.BytesIO(image)).format == "PNG"
     assert training_curves([{"step": 1, "seconds": 3.0}]) is None
     assert training_curves([]) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("loss", "cross_entropy", "balance_loss", "calibration_loss", "z_loss", "flc_mean", "flc_std"),
+        *("correct_share", "router_entropy", "max_expert_share", "f", "g", "lambda", "mean_tau"),
+        *("validation/ece", "validation/nll", "validation/accuracy", "validation/mean_confidence"),
+        *("validation/flc_ece", "validation_shift/flc_mean"),
+    ],
+)
+def test_every_traced_quantity_has_a_panel(key: str) -> None:
+    assert training_curves([{"step": 1, key: 0.5}, {"step": 2, key: 0.4}]) is not None
+
+
+def test_a_metric_of_an_evaluation_is_not_one_of_a_step() -> None:
+    assert training_curves([{"step": 1, "validation/loss": 0.5}]) is None
+    assert training_curves([{"step": 1, "flc_ece": 0.5}]) is None
