@@ -28,7 +28,7 @@ test-all: $(INSTALLED) $(PARITY) ## the slow tests too
 	@$(BIN)/python -m pytest -m "not gpu and not cluster" $(ARGS)
 
 bench: $(INSTALLED) ## what a step costs
-	@$(BIN)/python tests/benchmarks/calm_step.py $(ARGS)
+	@for script in tests/benchmarks/*.py; do $(BIN)/python $$script $(ARGS) || exit 1; done
 
 lint: $(INSTALLED) ## style, types, and the direction of imports
 	@$(BIN)/ruff check .

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.config import MethodName, RunConfig
+from components.config import MethodName, RecalibrationName, RunConfig
 from components.errors import UsageError
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
-from components.evaluation.predictions import Predictions, read_predictions, write_predictions
+from components.evaluation.predictions import SOFTMAX, Predictions, read_predictions, write_predictions
 from components.files import write_json
 from components.tracking.logger import Logger, ending
+from components.training.expert_load import LOAD_FILE
 from components.training.methods import METHODS
 from pipelines.progress import Reporter
 from pipelines.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from components.data.prepare import PreparedData
+    from components.evaluation.recalibrate import Recalibrated
     from components.models.base import ResolvedModel
-    from components.posthoc.temperature import FittedTemperature
 
 
 @dataclass
@@ -93,22 +94,27 @@ class Calibration:
             ending(logger),
             self.reporter.task(f"train {method}", self.config.training.steps) as advance,
         ):
-            shown = 0
+            shown, collapsed = 0, False
 
             def on_row(row: Mapping[str, float]) -> None:
-                nonlocal shown
+                nonlocal shown, collapsed
                 step = int(row["step"])
                 logger.log_metrics({k: v for k, v in row.items() if k != "step"}, step)
                 advance(step - shown, _headline(row))
                 shown = step
+                if not collapsed and row.get("max_expert_share", 0.0) > self.config.uq4ct.collapse_share:
+                    collapsed = True
+                    self.reporter.say(f"[yellow]{collapse_sentence(method, row)}[/yellow]")
 
             notes.update(train(job, resume=resume, on_row=on_row))
             logger.log_artifact(job.folder / "adapter")
+            if (job.folder / LOAD_FILE).exists():
+                logger.log_artifact(job.folder / LOAD_FILE)
 
     def evaluate(
         self, method: str, data: PreparedData, resolved: ResolvedModel, adapter: Path | None
     ) -> dict[str, Predictions]:
-        """Stage `evaluate`: predictions and metrics of a method on every split that is not trained on.
+        """Stage `evaluate`: predictions and metrics of a method on its `evaluated_splits`.
 
         Args:
             method: The name the results get.
@@ -123,7 +129,7 @@ class Calibration:
         from components.models.smollm2 import sha256_of
 
         stage = f"evaluate/{method}"
-        splits = [name for name in data.splits if name not in ("train", "calibration")]
+        splits = self.evaluated_splits(method, data)
         fingerprint = None if adapter is None else sha256_of(adapter / METADATA_FILE)
         if self.folder.is_done(stage):
             if self.folder.notes(stage)["adapter"] != fingerprint:
@@ -143,56 +149,74 @@ class Calibration:
             self.keep(method, found, data)
         return found
 
+    def evaluated_splits(self, method: str, data: PreparedData) -> list[str]:
+        """Every split that is not trained on, and `calibration` where a recalibration of the method reads it."""
+        asked = {name for name, kinds in self.config.recalibrate.items() if "flc_temperature" in kinds}
+        read = method in asked and "calibration" in _reference(data)
+        return [
+            name for name in data.splits if name not in ("train", "calibration") or (name == "calibration" and read)
+        ]
+
     def keep(self, name: str, found: Mapping[str, Predictions], data: PreparedData) -> None:
-        """Writes predictions and metrics of a method, recalibrated or not, and logs the figures."""
+        """Writes predictions and metrics of a method, recalibrated or not, and logs the figures.
+
+        The inputs of `calibration` count as unlabelled, so no metric is computed on them.
+        """
         logger = self.logger.child(f"evaluate-{name}", {"stage": "evaluate", "method": name})
         with ending(logger):
             for split, predictions in found.items():
                 folder = self._split_folder(name, split)
                 write_predictions(folder / "predictions.parquet", predictions)
+                if split == "calibration":
+                    continue
                 metrics = evaluate_predictions(
                     predictions, self.config.evaluation, self.config.seed, data_hash=data.splits[split].content_hash
                 )
                 write_metrics(folder / "metrics.json", metrics)
                 logger.log_artifact(folder / "metrics.json", f"evaluation/{split}/metrics.json")
-                block = metrics["sources"]["softmax"]
-                logger.log_metrics(
-                    {f"{split}/{metric}": of["value"] for metric, of in block.items() if of["value"] is not None}, 0
-                )
+                figures = {
+                    f"{split}/{metric}" if source == SOFTMAX else f"{split}/{source}_{metric}": of["value"]
+                    for source, block in metrics["sources"].items()
+                    for metric, of in block.items()
+                }
+                logger.log_metrics({name: value for name, value in figures.items() if value is not None}, 0)
 
     def recalibrate(
         self, method: MethodName, found: Mapping[str, Predictions], data: PreparedData
-    ) -> dict[str, tuple[FittedTemperature, str, dict[str, Predictions]]]:
-        """Stage `recalibrate`: one temperature for each set of labelled data the run has seen, by the name it gets.
-
-        Returns:
-            By name: the temperature, the splits it was fitted on in words, and the tempered predictions.
-        """
-        from components.evaluation.recalibrate import temper
+    ) -> dict[str, Recalibrated]:
+        """Stage `recalibrate`: every one of the method's `recalibrations`, by the name its result gets."""
+        from components.evaluation.recalibrate import recalibrate
 
         results = {}
-        for name, splits in self.recalibrations(method).items():
+        for name, (kind, splits) in self.recalibrations(method, data).items():
             with self.folder.stage(f"recalibrate/{name}") as notes:
-                fitted, tempered = temper(found, splits)
-                notes["temperature"], notes["fitted_on"] = fitted.value, list(splits)
-                write_json(self.folder.method(name) / "temperature.json", {**vars(fitted), "fitted_on": list(splits)})
-                self.keep(name, tempered, data)
-            results[name] = (fitted, " and ".join(splits), tempered)
+                result = recalibrate(kind, found, splits)
+                notes["fitted_on"] = list(splits)
+                write_json(self.folder.method(name) / f"{kind}.json", {**vars(result.fitted), **notes})
+                self.keep(name, result.predictions, data)
+            results[name] = result
         return results
 
-    def recalibrations(self, method: MethodName) -> dict[str, tuple[str, ...]]:
-        """Names of a method's recalibrations and the labelled splits each is fitted on.
+    def recalibrations(
+        self, method: MethodName, data: PreparedData
+    ) -> dict[str, tuple[RecalibrationName, tuple[str, ...]]]:
+        """Names of a method's recalibrations, the kind of each, and the splits it is fitted on.
 
         Beside the in-domain validation split, a temperature is fitted on exactly the labelled data that CALM's stop
-        rule reads, so that the two are compared at equal information.
+        rule reads, so that the two are compared at equal information. Temperatures from router confidence read no
+        labels, so they come from all inputs that are neither trained on nor tested.
         """
-        if "temperature" not in self.config.recalibrate.get(method, []):
-            return {}
-        fits: dict[str, tuple[str, ...]] = {f"{method}+temperature": ("validation",)}
+        fits: dict[str, tuple[RecalibrationName, tuple[str, ...]]] = {}
         stop = self.config.calm.stop
-        if "calm" in self.config.methods and stop.rule != "budget" and stop.split != "validation":
-            splits = ("validation", "validation_shift") if stop.split == "both" else (stop.split,)
-            fits[f"{method}+temperature@{stop.split}"] = splits
+        calm_stops = {"calm", "calm_uq4ct"} & set(self.config.methods) and stop.rule != "budget"
+        for kind in self.config.recalibrate.get(method, []):
+            if kind == "flc_temperature":
+                fits[f"{method}+{kind}"] = (kind, _reference(data))
+                continue
+            fits[f"{method}+{kind}"] = (kind, ("validation",))
+            if calm_stops and stop.split != "validation":
+                splits = ("validation", "validation_shift") if stop.split == "both" else (stop.split,)
+                fits[f"{method}+{kind}@{stop.split}"] = (kind, splits)
         return fits
 
     def metrics(self, names: list[str], splits: list[str]) -> dict[str, dict[str, Any]]:
@@ -202,14 +226,34 @@ class Calibration:
             for name in names
         }
 
+    def chosen_sources(self, names: list[str], data: PreparedData) -> dict[str, str]:
+        """The confidence source to rely on, for each of the methods that has several; chosen on validation data."""
+        from components.evaluation.summary import choose_sources
+        from components.training.session import validation_splits
+
+        return choose_sources(self.metrics(names, list(validation_splits(data))))
+
     def _split_folder(self, name: str, split: str) -> Path:
         return self.folder.method(name) / "evaluation" / split
 
 
+def _reference(data: PreparedData) -> tuple[str, ...]:
+    """The splits off which temperatures from router confidence are read: all inputs outside training and test."""
+    return tuple(name for name in ("calibration", "validation", "validation_shift") if len(data.splits.get(name, ())))
+
+
 def _headline(row: Mapping[str, float]) -> str:
     """The few numbers worth showing beside a progress bar."""
-    shown = ("loss", "g", "f", "mean_tau", "validation/nll", "validation/ece")
+    shown = ("loss", "g", "f", "mean_tau", "flc_mean", "correct_share", "validation/nll", "validation/ece")
     return "  ".join(f"{key} {row[key]:.3f}" for key in shown if key in row)
+
+
+def collapse_sentence(method: str, row: Mapping[str, float]) -> str:
+    """A router that hardly chooses any more, in words."""
+    return (
+        f"{method}, step {int(row['step'])}: a router sends {row['max_expert_share']:.0%} of its tokens to one expert "
+        f"first; see {LOAD_FILE}, raise uq4ct.balance_weight or lower uq4ct.router_learning_rate"
+    )
 
 
 def overlap_sentences(data: PreparedData) -> list[str]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from components.config import RunConfig
+from components.config import ROUTED_METHODS, RunConfig
 from components.errors import UsageError
-from components.evaluation.predictions import Predictions
-from components.evaluation.report import ReportInputs, SplitFacts, TemperatureNote, write_report
+from components.evaluation.display import row_name
+from components.evaluation.expert_load import ExpertLoads
+from components.evaluation.predictions import FLC, Predictions
+from components.evaluation.recalibrate import Recalibrated
+from components.evaluation.report import FlcTemperatureNote, ReportInputs, SplitFacts, TemperatureNote, write_report
 from components.evaluation.summary import compare, summarise
+from components.posthoc.flc_temperature import FlcTemperature
+from components.posthoc.temperature import FittedTemperature
 from components.run_file import git_state
 from components.tracking.logger import Logger, ending
 from components.tracking.mlflow_logger import open_logger
+from components.training.expert_load import LOAD_FILE
 from components.training.methods import METHODS
 from components.training.trace import read_trace
 from pipelines.calibrate import Calibration, overlap_sentences
@@ -54,30 +61,30 @@ def run(config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter:
         data = stages.prepare()
         resolved = stages.resolve()
         found: dict[str, dict[str, Predictions]] = {}
-        temperatures: dict[str, TemperatureNote] = {}
+        recalibrated: dict[str, Recalibrated] = {}
         for method in config.methods:
             stages.train(method, resolved, resume=on_existing == "resume")
             adapter = folder.method(method) / "adapter" if METHODS[method].trains_adapter else None
             found[method] = stages.evaluate(method, data, resolved, adapter)
-            for name, (fitted, data_words, tempered) in stages.recalibrate(method, found[method], data).items():
-                found[name] = tempered
-                temperatures[name] = TemperatureNote(fitted, data_words)
+            for name, result in stages.recalibrate(method, found[method], data).items():
+                found[name], recalibrated[name] = result.predictions, result
         with folder.stage("report"):
-            return _report(stages, data, found, temperatures, logger)
+            return _report(stages, data, found, recalibrated, logger)
 
 
 def _report(
     stages: Calibration,
     data: Any,
     found: dict[str, dict[str, Predictions]],
-    temperatures: dict[str, TemperatureNote],
+    recalibrated: dict[str, Recalibrated],
     logger: Logger,
 ) -> RunResult:
     config, folder = stages.config, stages.folder
     tests = ["id", *config.data.ood]
     tested = {name: {split: by_split[split] for split in tests} for name, by_split in found.items()}
     metrics = stages.metrics(list(found), tests)
-    comparisons = compare(tested, pairs_worth_comparing(list(found)), config.evaluation, config.seed)
+    chosen = stages.chosen_sources(list(found), data)
+    comparisons = compare(tested, pairs_worth_comparing(list(found), chosen), config.evaluation, config.seed)
     trained = [m for m in config.methods if (folder.method(m) / "trace.jsonl").exists()]
     inputs = ReportInputs(
         run=config.run,
@@ -88,21 +95,61 @@ def _report(
         predictions=tested,
         metrics=metrics,
         comparisons=comparisons,
-        temperatures=temperatures,
+        temperatures={
+            name: TemperatureNote(result.fitted, " and ".join(result.fitted_on))
+            for name, result in recalibrated.items()
+            if isinstance(result.fitted, FittedTemperature)
+        },
+        flc_temperatures=_flc_temperatures(tested, recalibrated),
+        chosen_sources=chosen,
         traces={m: list(read_trace(folder.method(m) / "trace.jsonl")) for m in trained},
         kept_steps={m: folder.notes(f"train/{m}")["kept_step"] for m in trained},
+        expert_loads={m: ExpertLoads.read(path) for m in trained if (path := folder.method(m) / LOAD_FILE).exists()},
+        experts_per_token=config.model.mixlora.top_k,
+        collapse_share=config.uq4ct.collapse_share,
         splits=[SplitFacts.of(split) for split in data.splits.values()],
         overlaps=overlap_sentences(data),
     )
     index = write_report(inputs, folder.path / "report")
     logger.log_artifact(folder.path / "report")
-    return RunResult(summarise(config.run, metrics, comparisons), index, folder.path)
+    return RunResult(summarise(config.run, metrics, comparisons, chosen), index, folder.path)
 
 
-def pairs_worth_comparing(names: list[str]) -> list[tuple[str, str]]:
-    """CALM against everything it should beat, plain fine-tuning against the model as it is."""
-    pairs = [("calm", other) for other in names if "calm" in names and not other.startswith("calm")]
-    return [*pairs, ("sft", "base")] if {"sft", "base"} <= set(names) else pairs
+def _flc_temperatures(
+    tested: Mapping[str, Mapping[str, Predictions]], recalibrated: Mapping[str, Recalibrated]
+) -> dict[str, FlcTemperatureNote]:
+    """What the report says of temperatures from router confidence, by the name of the recalibrated method."""
+    notes = {}
+    for name, result in recalibrated.items():
+        if isinstance(result.fitted, FlcTemperature):
+            before = tested[name.partition("+")[0]]
+            means = {split: float(result.fitted.of(found.confidence(FLC)).mean()) for split, found in before.items()}
+            notes[name] = FlcTemperatureNote(result.fitted, " and ".join(result.fitted_on), means)
+    return notes
+
+
+def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """Pairs of rows of the summary whose difference is worth an interval.
+
+    CALM and UQ4CT against everything that they should beat, their composition against each of them too, plain
+    fine-tuning against the model as it is. The chosen source of a method with routers against plain fine-tuning and
+    the method's own softmax; its temperatures from router confidence against these and against plain fine-tuning with
+    a temperature; its other recalibrations against the same one of plain fine-tuning.
+
+    Args:
+        names: Methods, recalibrated ones included.
+        chosen: Chosen confidence source of the methods that have several.
+    """
+    plain = [name for name in names if name.startswith(("base", "sft"))]
+    wanted: list[tuple[str, str]] = [(ours, other) for ours in ("calm", "uq4ct", "calm_uq4ct") for other in plain]
+    wanted += [("calm_uq4ct", "calm"), ("calm_uq4ct", "uq4ct")]
+    rows = {row_name(method, source): method for method, source in (chosen or {}).items()}
+    for method in ROUTED_METHODS:
+        wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]
+        wanted += [(f"{method}+flc_temperature", other) for other in ("sft", method, "sft+temperature")]
+    wanted += [(row, other) for row, method in rows.items() if row != method for other in ("sft", method)]
+    wanted += [("sft", "base")]
+    return [pair for pair in wanted if {*pair} <= {*names, *rows}]
 
 
 def train_only(
@@ -149,7 +196,8 @@ def evaluate_only(
         name = "base" if adapter is None else _method_of(adapter)
         stages.evaluate(name, data, stages.resolve(), adapter)
         metrics = stages.metrics([name], ["id", *config.data.ood])
-        return RunResult(summarise(config.run, metrics, []), folder.path, folder.path)
+        summary = summarise(config.run, metrics, [], stages.chosen_sources([name], data))
+        return RunResult(summary, folder.path, folder.path)
 
 
 def _method_of(adapter: Path) -> str:

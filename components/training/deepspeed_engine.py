@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
+from components.training.parameter_space import block_groups
+
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
@@ -65,9 +67,10 @@ def make_engine(
     Args:
         model: What the losses call. It is changed in place: moved to the rank's device and, at stage 3, sharded.
         theta: The parameters of the model to train, by name, in float32. The others are frozen, in any precision.
+            Routers are a parameter group of their own, see `block_groups`.
         stage: ZeRO stage.
         learning_rate: Of theta, until `set_learning_rates`.
-        weight_decay: Decoupled, on theta.
+        weight_decay: Decoupled, on theta without its routers.
         micro_batch_size: Rows that a rank sees a step.
 
     Returns:
@@ -87,9 +90,23 @@ def make_engine(
         # Else DeepSpeed compiles an all-reduce that only inference uses: half a minute, and a compiler must be there.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     model.requires_grad_(False)
-    trained = list(theta.values())
-    for p in trained:
+    for p in theta.values():
         p.requires_grad_(True)
-    optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(block_groups({}, theta, weight_decay), lr=learning_rate)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=zero_config(stage, micro_batch_size))
     return engine
+
+
+def link_moments(engine: DeepSpeedEngine) -> None:
+    """Tells every weight where its moments lie, so that they can be read and written; nothing to do at stages 0 and 3.
+
+    At stages 1 and 2 DeepSpeed does so once, after the first step of the first parameter group, when the other groups
+    have no moments yet.
+    """
+    if engine.zero_optimization_stage() not in (1, 2):
+        return
+    from deepspeed.utils.mixed_precision_linkage import lazy_init_hp_params_optimizer_state
+
+    zero = engine.optimizer
+    for weights, master in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True):
+        lazy_init_hp_params_optimizer_state(weights, master, zero.state)

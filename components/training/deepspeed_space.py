@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from components.errors import CaltuneError, CheckpointError
+from components.training.deepspeed_engine import link_moments
 from components.training.parameter_space import (
     Block,
     BlockVector,
     Loss,
+    Rate,
     TorchSpace,
     dot,
     sum_over_ranks,
@@ -117,12 +119,12 @@ class DeepSpeedSpace:
             self._upper.apply(BlockVector(alpha=direction.alpha))
         self._step_theta(direction.theta)
 
-    def set_learning_rates(self, rates: Mapping[Block, float]) -> None:
+    def set_learning_rates(self, rates: Mapping[Rate, float]) -> None:
         """See `ParameterSpace`."""
         if self._upper is not None:
             self._upper.set_learning_rates(rates)
         for group in self.engine.optimizer.param_groups:
-            group["lr"] = rates["theta"]
+            group["lr"] = rates[group["rate"]]
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `ParameterSpace`; keys and shapes are `TorchSpace`'s."""
@@ -130,6 +132,8 @@ class DeepSpeedSpace:
 
         state = {} if self._upper is None else self._upper.state_dict()
         stepped = next(iter(self.engine.optimizer.state.values()), None)
+        if stepped is not None:
+            link_moments(self.engine)
         for name, p in self._theta.items():
             whole = safe_get_full_fp32_param(p) if self._sharded else p.detach()
             state[f"value/theta.{name}"] = whole.clone()
@@ -151,6 +155,7 @@ class DeepSpeedSpace:
             self._upper.load_state_dict(state)
         if not self.engine.optimizer.state:
             self._make_optimizer_state()
+        link_moments(self.engine)
         self._drop_gathered()
         for name, p in self._theta.items():
             value = state[f"value/theta.{name}"]

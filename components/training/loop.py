@@ -14,8 +14,7 @@ from torch import Tensor
 
 from components.config import TrainingConfig
 from components.training.checkpoints import Checkpoints
-from components.training.parameter_space import Block, ParameterSpace
-from components.training.schedule import head_rate_factor, rate_factor
+from components.training.parameter_space import ParameterSpace, Rate
 from components.training.steps import TrainingStep
 from components.training.stopping import SplitMetrics, StopRule, StopState
 
@@ -25,6 +24,10 @@ Evaluate = Callable[[], Mapping[str, SplitMetrics]]
 OnStep = Callable[[int, Mapping[str, float]], None]
 """Told of every step: steps taken so far (0 before the first) and the trace values; called by every rank equally often
 (E3)."""
+
+
+RatesAt = Callable[[int], Mapping[Rate, float]]
+"""Learning rates of a step, counted from 0."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,8 @@ class TrainingLoop:
     Args:
         space: What the steps move.
         step: One training step.
-        config: Steps, rates and intervals.
-        peak_rates: Peak learning rate of each block.
+        config: Steps and intervals.
+        rates_at: Learning rates.
         stop: The stop rule.
         checkpoints: Where to keep states.
         evaluate: Judges validation data.
@@ -62,13 +65,13 @@ class TrainingLoop:
         step: TrainingStep,
         config: TrainingConfig,
         *,
-        peak_rates: Mapping[Block, float],
+        rates_at: RatesAt,
         stop: StopRule,
         checkpoints: Checkpoints,
         evaluate: Evaluate,
         on_step: OnStep,
     ) -> None:
-        self.space, self.step, self.config, self.peak_rates = space, step, config, peak_rates
+        self.space, self.step, self.config, self.rates_at = space, step, config, rates_at
         self.stop, self.checkpoints, self.evaluate, self.on_step = stop, checkpoints, evaluate, on_step
         self.taken = 0
 
@@ -102,11 +105,7 @@ class TrainingLoop:
         return self._result()
 
     def _one_step(self) -> None:
-        factors: dict[Block, float] = {
-            "theta": rate_factor(self.taken, self.config),
-            "alpha": head_rate_factor(self.taken, self.config),
-        }
-        self.space.set_learning_rates({block: rate * factors[block] for block, rate in self.peak_rates.items()})
+        self.space.set_learning_rates(self.rates_at(self.taken))
         values = dict(self.step(self.taken))
         self.taken += 1
         last = self.taken == self.config.steps

@@ -1,6 +1,6 @@
 """Every method is three choices: what trains, what it minimises, what is fitted afterwards.
 
-The third choice, recalibration, is the run file's (`recalibrate`) and applies to any method.
+The third choice, recalibration, is the run file's (`recalibrate`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from components.config import MethodName
+from components.config import AdapterSpec, MethodName, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -17,24 +17,36 @@ class Method:
 
     Attributes:
         name: As in run files and tables.
-        trains_adapter: Whether there is anything to train.
-        head: Whether the calibration head is trained beside the adapter.
-        objective: What the loop's step minimises.
+        adapter: What is trained on top of the model: `lora` is the run file's `model.adapter`, whatever its kind,
+            `mixlora` its `model.mixlora`.
+        lower: What the weights minimise.
+        bilevel: Whether CALM's upper level trains a calibration head beside the weights.
         summary: One line for help and reports.
     """
 
     name: MethodName
-    trains_adapter: bool
-    head: bool
-    objective: Literal["none", "cross_entropy", "calm"]
+    adapter: Literal["none", "lora", "mixlora"]
+    lower: Literal["none", "cross_entropy", "uq4ct"]
+    bilevel: bool
     summary: str
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether there is anything to train."""
+        return self.adapter != "none"
+
+    def adapter_spec(self, config: ModelConfig) -> AdapterSpec:
+        """What to attach to the base model; only for a method that trains."""
+        return config.mixlora if self.adapter == "mixlora" else config.adapter
 
 
 METHODS: dict[MethodName, Method] = {
     method.name: method
     for method in (
-        Method("base", False, False, "none", "the model as it is"),
-        Method("sft", True, False, "cross_entropy", "fine-tuning by cross-entropy on the answers"),
-        Method("calm", True, True, "calm", "bilevel: cross-entropy below, predictive entropy above"),
+        Method("base", "none", "none", False, "the model as it is"),
+        Method("sft", "lora", "cross_entropy", False, "fine-tuning by cross-entropy on the answers"),
+        Method("calm", "lora", "cross_entropy", True, "bilevel: cross-entropy below, predictive entropy above"),
+        Method("uq4ct", "mixlora", "uq4ct", False, "experts whose router learns how likely the answer is right"),
+        Method("calm_uq4ct", "mixlora", "uq4ct", True, "bilevel: UQ4CT's loss below, predictive entropy above"),
     )
 }

@@ -15,11 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from components.models.adapter import is_router
+
 Loss = Callable[[], Tensor]
 """Evaluates a scalar at the space's present point. On several ranks: this rank's share, so that the sum over ranks is
 the loss of the global batch."""
 
 Block = Literal["alpha", "theta"]
+
+Rate = Literal["alpha", "theta", "router"]
+"""A learning rate. Routers are a part of theta with a rate of their own."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,8 @@ class ParameterSpace(Protocol):
         """Takes one optimiser step with `direction` in the place of the gradient."""
         ...
 
-    def set_learning_rates(self, rates: Mapping[Block, float]) -> None:
-        """Sets the optimiser's rate of each block for the steps that follow."""
+    def set_learning_rates(self, rates: Mapping[Rate, float]) -> None:
+        """Sets the optimiser's rates for the steps that follow."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -133,8 +138,8 @@ class TorchSpace:
     Args:
         alpha: Upper variables by name; empty for single-level training.
         theta: Lower variables by name.
-        optimizer: Holds every variable of both blocks, in parameter groups that carry a key `block` ("alpha" or
-            "theta"); see `block_groups`.
+        optimizer: Holds every variable of both blocks, in parameter groups that carry a key `rate`; see
+            `block_groups`.
     """
 
     def __init__(
@@ -191,10 +196,10 @@ class TorchSpace:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def set_learning_rates(self, rates: Mapping[Block, float]) -> None:
+    def set_learning_rates(self, rates: Mapping[Rate, float]) -> None:
         """See `ParameterSpace`."""
         for group in self.optimizer.param_groups:
-            group["lr"] = rates[group["block"]]
+            group["lr"] = rates[group["rate"]]
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `ParameterSpace`."""
@@ -227,10 +232,18 @@ proportion: tokens that carry no signal stay."""
 def block_groups(
     alpha: Mapping[str, Tensor], theta: Mapping[str, Tensor], weight_decay: float = 0.0
 ) -> list[dict[str, object]]:
-    """Parameter groups that `TorchSpace` expects. Weight decay reaches theta only (inferred, methods A.3)."""
-    groups: list[dict[str, object]] = []
-    if theta:
-        groups.append({"params": list(theta.values()), "block": "theta", "weight_decay": weight_decay})
-    if alpha:
-        groups.append({"params": list(alpha.values()), "block": "alpha", "weight_decay": 0.0, "eps": ALPHA_EPSILON})
-    return groups
+    """Parameter groups by learning rate, as the spaces expect them: each names its `rate`.
+
+    Args:
+        alpha: Upper variables by name.
+        theta: Lower variables by name; the name says which are routers'.
+        weight_decay: Of theta without its routers, which it would pull towards indifference (inferred, methods A.3).
+    """
+    routers = [p for name, p in theta.items() if is_router(name)]
+    others = [p for name, p in theta.items() if not is_router(name)]
+    groups: list[dict[str, object]] = [
+        {"params": others, "rate": "theta", "weight_decay": weight_decay},
+        {"params": routers, "rate": "router", "weight_decay": 0.0},
+        {"params": list(alpha.values()), "rate": "alpha", "weight_decay": 0.0, "eps": ALPHA_EPSILON},
+    ]
+    return [group for group in groups if group["params"]]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from components.config import MethodName, RunConfig, StopConfig
-from components.data.batching import Batch
+from components.config import MethodName, MixLoraConfig, RunConfig
+from components.config_methods import StopConfig
 from components.data.prepare import PreparedData, load_prepared
 from components.data.prompts import EncodedQuestion, PromptEncoder
 from components.models.adapter import attach_adapter, trainable_parameters
@@ -26,10 +27,15 @@ from components.models.score_questions import SplitScores, score_questions
 from components.models.scoring import ScoringModel
 from components.run_file import config_hash
 from components.training.checkpoints import Checkpoints
+from components.training.expert_load import LOAD_FILE, ExpertLoadLog
+from components.training.feed import Feed
 from components.training.loop import LoopResult, OnStep, TrainingLoop
+from components.training.lower_losses import AnswerLoss, LowerLoss, Uq4ctLoss, options_needed
 from components.training.methods import METHODS
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
-from components.training.steps import CalmStep, Feed, SupervisedStep, TrainingStep
+from components.training.recompute import recompute_activations
+from components.training.schedule import learning_rates
+from components.training.steps import CalmStep, SupervisedStep, TrainingStep
 from components.training.stopping import SplitMetrics, StopRule
 
 Judge = Callable[[SplitScores], SplitMetrics]
@@ -83,16 +89,22 @@ class Session:
         self.tokenizer = load_tokenizer(job.resolved, config.model)
         self.encoder = PromptEncoder(self.tokenizer, config.data.prompt, config.data.max_length)
         base = load_model(job.resolved, config.model)
-        self.model = attach_adapter(base, config.model.adapter, config.seed)
+        self.spec = self.method.adapter_spec(config.model)
+        self.model = attach_adapter(base, self.spec, config.seed)
+        if config.training.gradient_checkpointing:
+            recompute_activations(self.model)
         self.head = self._new_head(base)
-        self.module, self.space = self._place(ScoringModel(self.model))
-        stop = StopRule(config.calm.stop if self.method.objective == "calm" else StopConfig(rule="budget"))
+        flc_over = self.spec.flc_over if isinstance(self.spec, MixLoraConfig) else "prompt"
+        self.module = ScoringModel(self.model, flc_over)
+        self.space = self._place()
+        self.lower = self._lower_loss()
+        self.load_log = self._new_load_log()
         self.loop = TrainingLoop(
             self.space,
             self._step(),
             config.training,
-            peak_rates={"theta": config.training.learning_rate, "alpha": config.calm.alpha_learning_rate},
-            stop=stop,
+            rates_at=partial(learning_rates, config=config),
+            stop=StopRule(config.calm.stop if self.method.bilevel else StopConfig(rule="budget")),
             checkpoints=Checkpoints(job.folder / "checkpoints", self._identity(), config.training.keep_checkpoints),
             evaluate=self._evaluator(),
             on_step=on_step,
@@ -107,7 +119,10 @@ class Session:
         Raises:
             CheckpointError: It belongs to a run with other settings, or none can be read.
         """
-        return self.loop.resume()
+        taken = self.loop.resume()
+        if self.load_log is not None:
+            self.load_log.resume(taken)
+        return taken
 
     def train(self) -> LoopResult:
         """Trains to the end and writes the adapter folder (rank 0).
@@ -122,23 +137,23 @@ class Session:
         return result
 
     def _new_head(self, base: nn.Module) -> CalibrationHead | None:
-        if not self.method.head:
+        if not self.method.bilevel:
             return None
         calm = self.job.config.calm
         vocabulary = base.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
         head = CalibrationHead(int(vocabulary), calm.head, calm.max_temperature)
         return head.to(self.process.device)
 
-    def _place(self, scoring: ScoringModel) -> tuple[nn.Module, ParameterSpace]:
-        """The callable that gives logits, and the space of its parameters: plain PyTorch or a DeepSpeed engine."""
-        config = self.job.config
+    def _place(self) -> ParameterSpace:
+        """Puts the model on its device; the space of its parameters is plain PyTorch or a DeepSpeed engine."""
+        config, scoring = self.job.config, self.module
         alpha = _trainable(self.head) if self.head is not None else {}
         theta = trainable_parameters(self.model)
         sharding = config.resources.deepspeed
         if sharding is None:
             scoring.to(self.process.device)
             groups = block_groups(alpha, theta, config.training.weight_decay)
-            return scoring, TorchSpace(alpha, theta, torch.optim.AdamW(groups, lr=config.training.learning_rate))
+            return TorchSpace(alpha, theta, torch.optim.AdamW(groups, lr=config.training.learning_rate))
 
         from components.training.deepspeed_engine import make_engine
         from components.training.deepspeed_space import DeepSpeedSpace
@@ -153,23 +168,24 @@ class Session:
         )
         upper = torch.optim.AdamW(block_groups(alpha, {}), lr=config.calm.alpha_learning_rate) if alpha else None
         # The losses call the module, not the engine: its hooks gather what is sharded.
-        return scoring, DeepSpeedSpace(engine, alpha, theta, upper)
+        return DeepSpeedSpace(engine, alpha, theta, upper)
+
+    def _lower_loss(self) -> LowerLoss:
+        if self.method.lower == "uq4ct":
+            config = self.job.config.uq4ct
+            return Uq4ctLoss(self.module, self._feed("train", options_needed(config)), config, self.head)
+        return AnswerLoss(self.module, self._feed("train", "gold"), self.head)
 
     def _step(self) -> TrainingStep:
-        if self.method.objective == "calm":
-            assert self.head is not None
-            return CalmStep(
-                self.space,
-                self._logits_at,
-                self.head,
-                self._feed("train", "gold"),
-                self._feed("calibration", "all"),
-                self.job.config.calm,
-            )
-        return SupervisedStep(self.space, self._logits_at, self._feed("train", "gold"))
+        if self.head is None:
+            return SupervisedStep(self.space, self.lower)
+        upper_feed = self._feed("calibration", "all")
+        return CalmStep(self.space, self.lower, self.module, self.head, upper_feed, self.job.config.calm)
 
-    def _logits_at(self, batch: Batch) -> Tensor:
-        return self.module(batch)
+    def _new_load_log(self) -> ExpertLoadLog | None:
+        if self.method.adapter != "mixlora" or self.process.rank != 0:
+            return None
+        return ExpertLoadLog(self.job.folder / LOAD_FILE, self.job.config.uq4ct.collapse_share)
 
     def _encoded(self, split: str) -> list[EncodedQuestion]:
         return self.encoder.encode_all(self.data.splits[split].questions)
@@ -190,12 +206,14 @@ class Session:
         splits = {name: self._encoded(name) for name in validation_splits(self.data)}
 
         def evaluate() -> dict[str, SplitMetrics]:
+            self._log_load()
             self.module.eval()
             scores = {
                 name: score_questions(
-                    self._logits_at,
+                    self.module,
                     self.head,
                     questions,
+                    flc_of=self.module.flc,
                     pad_id=int(self.tokenizer.pad_token_id),  # type: ignore[arg-type]
                     token_budget=self.job.config.evaluation.batch_tokens,
                     device=self.process.device,
@@ -206,6 +224,11 @@ class Session:
             return {name: self.judge(of) for name, of in scores.items()}
 
         return evaluate
+
+    def _log_load(self) -> None:
+        """Keeps what the experts received in the step just taken, if one was."""
+        if self.load_log is not None and isinstance(self.lower, Uq4ctLoss) and self.lower.load is not None:
+            self.load_log.add(self.loop.taken, self.lower.load)
 
     def _identity(self) -> str:
         hashes = [self.data.splits[name].content_hash for name in sorted(self.data.splits)]
@@ -224,6 +247,7 @@ class Session:
             steps=result.kept_step,
             prompt=self.job.config.data.prompt,
             details={**self.job.details, "last_step": result.last_step},
+            balance_weight=self.job.config.uq4ct.balance_weight if self.method.lower == "uq4ct" else None,
         )
         save_adapter(
             self.job.folder / "adapter",
@@ -232,6 +256,7 @@ class Session:
             head=head,
             tokenizer=self.tokenizer,
             config=self.job.config.model,
+            adapter=self.spec,
             resolved=self.job.resolved,
             record=record,
         )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from components.config import StopConfig
+from components.config_methods import StopConfig
 
 SplitMetrics = Mapping[str, float]
 """At least `nll`, `ece`, `accuracy` and `mean_confidence` of one split."""

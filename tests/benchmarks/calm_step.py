@@ -22,7 +22,9 @@ from dataclasses import replace
 
 import torch
 
-from components.config import AdapterConfig, CalmConfig, ModelConfig, PromptConfig
+from components.config import AdapterConfig, ModelConfig
+from components.config_data import PromptConfig
+from components.config_methods import CalmConfig
 from components.data.facts.builder import build_facts
 from components.data.prompts import PromptEncoder
 from components.models.adapter import attach_adapter, trainable_parameters

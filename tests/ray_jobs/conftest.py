@@ -48,7 +48,11 @@ def make_job(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) 
         tree = {
             "run": "small",
             "methods": [method],
-            "model": {"name": str(tiny_model_folder), "adapter": {"r": 3}},
+            "model": {
+                "name": str(tiny_model_folder),
+                "adapter": {"r": 3},
+                "mixlora": {"r": 3, "num_experts": 4, "router_init_std": 0.3},
+            },
             "data": {
                 "source": {"kind": "file", "path": str(folder / "rows.jsonl")},
                 "splits": {"train": 32, "calibration": 16, "validation": 10, "test": 10},

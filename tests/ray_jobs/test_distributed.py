@@ -1,6 +1,8 @@
 """20 CALM steps through Ray Train on two workers, sharded or not, against one plain process in this one.
 
-`tests/components/training/test_deepspeed_space.py` has every stage without Ray; this is the way that `caltune` goes.
+With sharded weights the lower level is UQ4CT's, which needs all that CALM needs and counts of experts over ranks.
+`test_deepspeed_space.py` and `test_uq4ct_on_ranks.py` in `tests/components/training` have every stage without Ray; this
+is the way that `caltune` goes.
 Float32 sums in another order differ in the seventh digit, which AdamW turns into steps that differ by some thousandths
 of the rate; the rates are chosen so that 1e-6 is above that and far below what the steps move.
 """
@@ -27,7 +29,9 @@ WAYS = {
     "zero2": {"workers": 2, "deepspeed": {"stage": 2}},
     "zero3": {"workers": 2, "deepspeed": {"stage": 3}},
 }
+METHOD = {"plain": "calm", "zero2": "calm", "zero3": "calm_uq4ct"}
 ENTROPY = {"plain": "vocabulary", "zero2": "options", "zero3": "options"}
+UQ4CT = {"router_learning_rate": 2e-4}
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
 
@@ -43,22 +47,23 @@ def calm(entropy_over: str) -> dict:
 
 @pytest.fixture(scope="module")
 def single(make_job: Callable[..., TrainingJob]) -> dict[str, TrainingJob]:
-    """Runs of one plain process by the support of the entropy."""
+    """Runs of one plain process by the way they are compared with."""
     jobs = {}
-    for entropy_over in ("options", "vocabulary"):
-        jobs[entropy_over] = make_job(f"single-{entropy_over}", training=TRAINING, calm=calm(entropy_over))
-        run_session(jobs[entropy_over], Process(), resume=False, report=lambda values: None)
+    for way, method in METHOD.items():
+        jobs[way] = make_job(f"single-{way}", method, training=TRAINING, calm=calm(ENTROPY[way]), uq4ct=UQ4CT)
+        run_session(jobs[way], Process(), resume=False, report=lambda values: None)
     return jobs
 
 
 @pytest.fixture(scope="module", params=WAYS)
 def pair(request, ray_here, make_job, single) -> tuple[TrainingJob, TrainingJob, list[dict]]:
     """A job of one process, the same on two workers, and the rows that the driver was told."""
-    entropy_over = ENTROPY[request.param]
-    job = make_job(request.param, training=TRAINING, calm=calm(entropy_over), resources=WAYS[request.param])
+    way = request.param
+    sections = {"training": TRAINING, "calm": calm(ENTROPY[way]), "uq4ct": UQ4CT, "resources": WAYS[way]}
+    job = make_job(way, METHOD[way], **sections)
     rows: list[dict] = []
     train(job, resume=False, on_row=rows.append)
-    return single[entropy_over], job, rows
+    return single[way], job, rows
 
 
 def final_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -97,3 +102,14 @@ def test_the_trace_is_the_single_processes_and_the_driver_is_told_each_row_once(
 def test_the_adapter_folder_is_whole(pair):
     _, two, _ = pair
     assert verify_adapter(two.folder / "adapter")["steps"] == STEPS
+
+
+def test_what_the_experts_received_is_that_of_all_ranks(pair):
+    one, two, _ = pair
+    files = [job.folder / "expert_load.json" for job in (one, two)]
+    assert [file.exists() for file in files] == [one.method == "calm_uq4ct"] * 2
+    if files[0].exists():
+        expected, found = (json.loads(file.read_text()) for file in files)
+        assert found["steps"] == expected["steps"] == [10, 20]
+        for key in ("share", "entropy"):
+            torch.testing.assert_close(torch.tensor(found[key]), torch.tensor(expected[key]), rtol=0.0, atol=1e-4)

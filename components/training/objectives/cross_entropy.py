@@ -22,3 +22,23 @@ def cross_entropy_sum(logits: Tensor, batch: Batch) -> Tensor:
         Scalar, in nats; gradient flows to the logits.
     """
     return -token_log_probs(logits, batch).sum()
+
+
+def gold_cross_entropy_sum(logits: Tensor, batch: Batch) -> Tensor:
+    """The same of a batch that holds other options too, which are left out: they are no text to learn.
+
+    Args:
+        logits: float32 [P, V], calibration head already applied.
+        batch: Collated with `options="all"` or `"gold"`.
+
+    Returns:
+        Scalar, in nats; gradient flows to the logits.
+    """
+    return -token_log_probs(logits, batch)[gold_entries(batch)].sum()
+
+
+def gold_entries(batch: Batch) -> Tensor:
+    """Which entries are tokens of the right options, bool [E]."""
+    slots = batch.option_mask.shape[1]
+    row, option = batch.entry_slot // slots, batch.entry_slot % slots
+    return option == batch.answers[row]

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,9 @@ from components.training.parameter_space import (
     block_groups,
     sum_over_ranks,
 )
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 VOCABULARY, ROWS, WEIGHT_DECAY = 64, 6, 0.05
 BATCH_SEED = 9000
@@ -73,7 +77,15 @@ class Job:
 
 
 def tiny_model(kind: str) -> ScoringModel:
-    """A tied Llama of 2 layers; width 49 and rank 3 give tensors that two ranks cannot share evenly."""
+    """The tiny Llama with an adapter of the kind; rank 3 gives tensors that two ranks cannot share evenly."""
+    model = tiny_llama()
+    if kind == "lora-bf16":
+        model = model.bfloat16()
+    return ScoringModel(attach_adapter(model, AdapterConfig(kind="full" if kind == "full" else "lora", r=3), seed=1))
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    """A tied Llama of 2 layers, its width odd so that two ranks cannot share its tensors evenly."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -87,10 +99,7 @@ def tiny_model(kind: str) -> ScoringModel:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
-    model = LlamaForCausalLM(config)
-    if kind == "lora-bf16":
-        model = model.bfloat16()
-    return ScoringModel(attach_adapter(model, AdapterConfig(kind="full" if kind == "full" else "lora", r=3), seed=1))
+    return LlamaForCausalLM(config)
 
 
 def questions(step: int) -> list[EncodedQuestion]:
@@ -238,13 +247,13 @@ def refuses_bad_input(space: ParameterSpace, stage: int, state: dict[str, Tensor
     return refused == (1 if stage == 0 else 2)
 
 
-def main(folder: Path) -> None:
+def run_jobs(folder: Path, run: Callable[[dict, int, int], dict[str, Tensor]]) -> None:
     """Runs every job of a folder as one rank."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     for job in json.loads((folder / "jobs.json").read_text()):
-        outcome = run(Job(**job), rank, world)
+        outcome = run(job, rank, world)
         if rank == 0:
             save_file(outcome, folder / f"{job['name']}.safetensors")
         dist.barrier()
@@ -252,4 +261,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_jobs(Path(sys.argv[1]), lambda job, *where: run(Job(**job), *where))

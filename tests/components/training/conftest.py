@@ -18,34 +18,49 @@ from typing import Any
 import pytest
 import torch
 
-from components.config import AdapterConfig, CalmConfig
+from components.config import AdapterConfig, MixLoraConfig
+from components.config_methods import CalmConfig, Uq4ctConfig
 from components.data.prompts import EncodedQuestion
 from components.models.adapter import attach_adapter, trainable_parameters
 from components.models.calibration_head import CalibrationHead
 from components.models.scoring import ScoringModel
+from components.training.feed import Feed
+from components.training.lower_losses import AnswerLoss, Uq4ctLoss, options_needed
+from components.training.methods import METHODS
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
-from components.training.steps import CalmStep, Feed, SupervisedStep, TrainingStep
+from components.training.steps import CalmStep, SupervisedStep, TrainingStep
 
 TIMEOUT_S = 500
-SCRIPT = Path(__file__).with_name("calm_on_ranks.py")
+HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
 def calm_on_ranks() -> ModuleType:
     """The script as a module, for its plain runs and its `Job`."""
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+    return script("calm_on_ranks")
+
+
+@pytest.fixture(scope="session")
+def uq4ct_on_ranks(calm_on_ranks: ModuleType) -> ModuleType:
+    """Its sibling, which imports it."""
+    return script("uq4ct_on_ranks")
+
+
+def script(name: str) -> ModuleType:
+    """A script of this folder, importable by its name from then on."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[SCRIPT.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Sequence], Path]:
-    """Runs jobs one after another on a number of ranks; returns the folder with their outcomes."""
+    """Runs jobs of a script one after another on a number of ranks; returns the folder with their outcomes."""
 
-    def start(world: int, jobs: Sequence) -> Path:
+    def start(world: int, jobs: Sequence, name: str = "calm_on_ranks") -> Path:
         folder = tmp_path_factory.mktemp(f"ranks{world}")
         (folder / "jobs.json").write_text(json.dumps([dataclasses.asdict(job) for job in jobs]))
         ranks = []
@@ -59,7 +74,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Sequence]
                 "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             }
             with (folder / f"rank{rank}.log").open("w") as log:
-                command = [sys.executable, str(SCRIPT), str(folder)]
+                command = [sys.executable, str(HERE / f"{name}.py"), str(folder)]
                 ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         try:
             codes = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
@@ -115,6 +130,7 @@ def training(tiny_model_original: Any, encoded: list[EncodedQuestion], feed: Cal
         method: str,
         *,
         calm: CalmConfig | None = None,
+        uq4ct: Uq4ctConfig | None = None,
         upper: Sequence[EncodedQuestion] = encoded[24:],
         dropout: float = 0.0,
         warm: bool = False,
@@ -122,20 +138,24 @@ def training(tiny_model_original: Any, encoded: list[EncodedQuestion], feed: Cal
         **ranks: int,
     ) -> Training:
         """`warm` moves LoRA's B away from zero, where dropout and A would have no effect."""
-        calm = calm or CalmConfig(inner_steps=2)
-        adapter = AdapterConfig(r=4, dropout=dropout)
+        calm, uq4ct = calm or CalmConfig(inner_steps=2), uq4ct or Uq4ctConfig()
+        mixture = METHODS[method].adapter == "mixlora"
+        adapter = MixLoraConfig(r=4, num_experts=4, dropout=dropout) if mixture else AdapterConfig(r=4, dropout=dropout)
         model = ScoringModel(attach_adapter(copy.deepcopy(tiny_model_original), adapter, seed=1)).train()
         theta = trainable_parameters(model)
         if warm:
             with torch.no_grad():
                 for name, p in theta.items():
                     p += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)))
-        head = CalibrationHead(320, calm.head, calm.max_temperature) if method == "calm" else None
+        head = CalibrationHead(320, calm.head, calm.max_temperature) if METHODS[method].bilevel else None
         alpha = {n: p for n, p in head.named_parameters() if p.requires_grad} if head else {}
         space = recorder(TorchSpace(alpha, theta, torch.optim.AdamW(block_groups(alpha, theta), lr=1e-2)))
-        lower = feed("gold", **ranks)
+        if mixture:
+            lower = Uq4ctLoss(model, feed(options_needed(uq4ct), **ranks), uq4ct, head)
+        else:
+            lower = AnswerLoss(model, feed("gold", **ranks), head)
         if head is None:
-            return Training(model, head, space, SupervisedStep(space, model, lower))
-        return Training(model, head, space, CalmStep(space, model, head, lower, feed("all", upper, **ranks), calm))
+            return Training(model, head, space, SupervisedStep(space, lower))
+        return Training(model, head, space, CalmStep(space, lower, model, head, feed("all", upper, **ranks), calm))
 
     return make

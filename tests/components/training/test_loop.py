@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from components.config import StopConfig, TrainingConfig
+from components.config import TrainingConfig
+from components.config_methods import StopConfig
 from components.errors import CheckpointError
 from components.training.checkpoints import Checkpoints
 from components.training.loop import LoopResult, TrainingLoop
 from components.training.objectives.cross_entropy import cross_entropy_sum
 from components.training.parameter_space import TorchSpace, block_groups
+from components.training.schedule import rate_factor
 from components.training.stopping import StopRule
 
 STEPS = 10
@@ -29,7 +31,7 @@ def make_loop(folder: Path, run, evaluate: Callable[[], dict], rule: StopConfig,
         run.space,
         run.step,
         config,
-        peak_rates={"theta": 1e-2, "alpha": 1e-2},
+        rates_at=lambda step: {rate: 1e-2 * rate_factor(step, config) for rate in ("theta", "alpha", "router")},
         stop=StopRule(rule),
         checkpoints=Checkpoints(folder, "run", config.keep_checkpoints),
         evaluate=evaluate,
@@ -138,7 +140,7 @@ class TestReports:
         assert run.rows[0][0] == 0
 
 
-@pytest.mark.parametrize("method", ["sft", "calm"])
+@pytest.mark.parametrize("method", ["sft", "calm", "uq4ct", "calm_uq4ct"])
 def test_resume_equals_uninterrupted(method, training, feed, encoded, tmp_path):
     """Killed at step 7, resumed from the checkpoint at 6: weights, moments, step counts and trace are equal.
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.config import TrainingConfig
-from components.training.schedule import rate_factor
+from components.config import RunConfig, TrainingConfig
+from components.training.schedule import learning_rates, rate_factor
 
 
 def factors(steps: int, **options) -> list[float]:
@@ -49,3 +49,31 @@ def test_every_step_moves_and_none_beyond_the_peak(steps, warmup_fraction, sched
     peak = found.index(max(found))
     assert found[: peak + 1] == sorted(found[: peak + 1])
     assert found[peak:] == sorted(found[peak:], reverse=True)
+
+
+def run_config(**uq4ct) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "run": "rates",
+            "data": {"source": {"kind": "facts", "domain": "geography"}},
+            "training": {"steps": 10, "learning_rate": 1e-3, "warmup_fraction": 0.2, "schedule": "constant"},
+            "calm": {"alpha_learning_rate": 1e-1},
+            "uq4ct": uq4ct,
+        }
+    )
+
+
+def test_each_rate_has_its_own_peak():
+    """At the last of 10 steps, warm-up over, alpha's square course ends at its peak too."""
+    rates = learning_rates(9, run_config(router_learning_rate=1e-2))
+    assert rates == pytest.approx({"theta": 1e-3, "router": 1e-2, "alpha": 1e-1})
+
+
+def test_routers_warm_up_with_the_rest_unless_told_otherwise():
+    """Step 0: half the peak after a warm-up of 2 of 10 steps; a quarter where the routers' takes 4."""
+    rates = learning_rates(0, run_config(router_learning_rate=1e-2))
+    assert (rates["theta"], rates["router"]) == pytest.approx((5e-4, 5e-3))
+    rates = learning_rates(0, run_config(router_learning_rate=1e-2, router_warmup_fraction=0.4))
+    assert (rates["theta"], rates["router"]) == pytest.approx((5e-4, 2.5e-3))
+    rates = learning_rates(0, run_config(router_learning_rate=1e-2, router_warmup_fraction=0.0))
+    assert rates["router"] == pytest.approx(1e-2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -45,7 +46,11 @@ def job(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Ca
         tree = {
             "run": "small",
             "methods": [method],
-            "model": {"name": str(tiny_model_folder), "adapter": {"r": 4, "dropout": 0.3}},
+            "model": {
+                "name": str(tiny_model_folder),
+                "adapter": {"r": 4, "dropout": 0.3},
+                "mixlora": {"r": 4, "num_experts": 4, "dropout": 0.3, "jitter": 0.1},
+            },
             "data": {
                 "source": {"kind": "file", "path": str(folder / "rows.jsonl")},
                 "splits": {"train": 24, "calibration": 8, "validation": 8, "test": 8},
@@ -125,9 +130,12 @@ def test_a_method_without_a_head_saves_none(job):
     assert not (task.folder / "adapter" / "calibration_head.safetensors").exists()
 
 
-@pytest.mark.parametrize("method", ["sft", "calm"])
+@pytest.mark.parametrize("method", ["sft", "calm", "uq4ct", "calm_uq4ct"])
 def test_a_resumed_session_is_the_uninterrupted_one(job, method):
-    """A resumed session must train with dropout from its first step on, though it begins with no evaluation."""
+    """A resumed session must train with dropout from its first step on, though it begins with no evaluation.
+
+    Killed after 5 steps, resumed from the checkpoint at 4, so the load logged at 3 is taken over and 6, 8 are added.
+    """
     whole, broken = job("whole", method), job("broken", method)
     _, expected = train(whole)
     with pytest.raises(Killed):
@@ -139,6 +147,73 @@ def test_a_resumed_session_is_the_uninterrupted_one(job, method):
     assert [key for key in states[0] if not torch.equal(states[0][key], states[1][key])] == []
     tensors = [load_file(task.folder / "adapter" / "adapter_model.safetensors") for task in (whole, broken)]
     assert all(torch.equal(value, tensors[1][key]) for key, value in tensors[0].items())
+    if "uq4ct" in method:
+        loads = [(task.folder / "expert_load.json").read_bytes() for task in (whole, broken)]
+        assert loads[0] == loads[1]
+
+
+def test_what_the_experts_received_is_kept_at_every_evaluation(job):
+    """2 layers of 4 experts; shares of a router add up to 1, its entropy is at most ln 4."""
+    task = job("load", "uq4ct")
+    train(task)
+    content = json.loads((task.folder / "expert_load.json").read_text())
+    assert content["steps"] == [3, 6, 8]
+    share, entropy = torch.tensor(content["share"]), torch.tensor(content["entropy"])
+    assert share.shape == (3, 2, 4)
+    torch.testing.assert_close(share.sum(dim=-1), torch.ones(3, 2))
+    assert entropy.shape == (3, 2)
+    assert 0 < float(entropy.min()) < float(entropy.max()) <= math.log(4) + 1e-6
+
+
+@pytest.mark.parametrize("method", ["uq4ct", "calm_uq4ct"])
+def test_a_mixture_of_experts_is_saved_with_what_rebuilds_it(job, method):
+    task = job("mixture", method)
+    _, rows = train(task)
+    metadata = verify_adapter(task.folder / "adapter")
+    assert metadata["adapter"] == task.config.model.mixlora.model_dump(mode="json")
+    assert (metadata["head"] is not None) == (method == "calm_uq4ct")
+    assert json.loads((task.folder / "adapter" / "adapter_config.json").read_text())["router_aux_loss_coef"] == 0.01
+    assert all(0.5 <= values["flc_mean"] <= 1.0 for step, values in rows.items() if step > 0)
+
+
+def test_validation_scores_carry_the_routers_confidence(job):
+    seen = {}
+
+    def judge(scores) -> dict[str, float]:
+        seen.setdefault(len(scores.answers), scores.flc)
+        return {"nll": 1.0, "ece": 0.1, "accuracy": 0.5, "mean_confidence": 0.9}
+
+    Session(job("flc", "uq4ct"), Process(), judge, lambda taken, values: None).loop.evaluate()
+    assert all(((flc >= 0.5) & (flc <= 1.0)).all() for flc in seen.values())
+    seen.clear()
+    Session(job("flc", "sft"), Process(), judge, lambda taken, values: None).loop.evaluate()
+    assert list(seen.values()) == [None] * len(seen)
+
+
+def test_routers_move_at_their_own_rate(job):
+    """A rate of next to nothing leaves them where they were, whatever the experts do."""
+    task = job("still", "uq4ct", uq4ct={"router_learning_rate": 1e-12})
+    fresh = Session(task, Process(), lambda scores: {}, lambda taken, values: None).space.state_dict()
+    train(task)
+    final = final_state(task)
+    for key, value in fresh.items():
+        if key.startswith("value/") and "lora_A" not in key:
+            assert (float((final[key] - value).abs().max()) < 1e-9) == (".router." in key), key
+
+
+@pytest.mark.parametrize("method", ["sft", "calm_uq4ct"])
+def test_recomputed_activations_change_nothing(job, method):
+    """Dropout and jitter are drawn again and routers choose again in the backward pass: all must be as before."""
+    whole = job("stored", method)
+    training = {**whole.config.training.model_dump(), "gradient_checkpointing": True}
+    again = job("recomputed", method, training=training)
+    (_, expected), (session, found) = train(whole), train(again)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in session.model.modules())
+    session.model.train().requires_grad_(False)
+    assert not session.module(session.lower.feed.share(0)).requires_grad, "nothing to train, yet there is a graph"
+    assert found == expected
+    states = final_state(whole), final_state(again)
+    assert [key for key in states[0] if not torch.equal(states[0][key], states[1][key])] == []
 
 
 def test_a_model_with_dropout_of_its_own_is_resumed_in_training_mode(job):
@@ -169,5 +244,5 @@ def test_validation_data_is_read_in_order(job):
 def test_every_method_is_described():
     assert {name: method.name for name, method in METHODS.items()} == {name: name for name in METHODS}
     for method in METHODS.values():
-        assert method.trains_adapter == (method.objective != "none")
-        assert method.head == (method.objective == "calm")
+        assert method.trains_adapter == (method.lower != "none")
+        assert (method.adapter == "mixlora") == (method.lower == "uq4ct"), "only UQ4CT's loss trains routers"

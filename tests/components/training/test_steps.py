@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from components.config import CalmConfig
+from components.config_methods import CalmConfig
 from components.training.parameter_space import BlockVector, TorchSpace
 
 TRACE_KEYS = {

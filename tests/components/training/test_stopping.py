@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from components.config import StopConfig
+from components.config_methods import StopConfig
 from components.training.stopping import StopRule, StopState
 
 
