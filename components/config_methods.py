@@ -67,4 +67,4 @@ class Uq4ctConfig(Strict):
     router_warmup_fraction: Fraction | None = None
     """Warm-up of the routers' rate; null takes `training.warmup_fraction`."""
     collapse_share: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Alarm when one expert of a router receives more than this share of its tokens' choices."""
+    """Alarm when one expert is the first choice of more than this share of a router's tokens."""

@@ -31,8 +31,10 @@ from components.models.adapter import attach_adapter, trainable_parameters
 from components.models.base import load_model, load_tokenizer, resolve_model
 from components.models.calibration_head import CalibrationHead
 from components.models.scoring import ScoringModel
+from components.training.feed import Feed
+from components.training.lower_losses import AnswerLoss
 from components.training.parameter_space import TorchSpace, block_groups
-from components.training.steps import CalmStep, Feed, SupervisedStep
+from components.training.steps import CalmStep, SupervisedStep
 
 INNER_STEPS = (1, 5)
 PROMPT = PromptConfig(style="plain", template="Question: {question}\nAnswer:", delimiter=" ")
@@ -49,13 +51,14 @@ def build(batch_size: int) -> tuple[Callable[[int], object], dict[int, Callable[
     theta = trainable_parameters(model)
     questions = PromptEncoder(tokenizer, PROMPT, 256).encode_all(build_facts("geography", 0).questions[:256])
     feed = Feed(questions, batch_size, "gold", 0, pad_id=int(tokenizer.pad_token_id))
-    sft = SupervisedStep(TorchSpace({}, theta, torch.optim.AdamW(block_groups({}, theta))), scoring, feed)
+    sft = SupervisedStep(TorchSpace({}, theta, torch.optim.AdamW(block_groups({}, theta))), AnswerLoss(scoring, feed))
     head = CalibrationHead(base.config.vocab_size)
     alpha = {name: p for name, p in head.named_parameters() if p.requires_grad}
     space = TorchSpace(alpha, theta, torch.optim.AdamW(block_groups(alpha, theta)))
     vocabulary = CalmConfig(entropy_over="vocabulary")
+    lower = AnswerLoss(scoring, feed, head)
     return sft, {
-        t: CalmStep(space, scoring, head, feed, replace(feed), vocabulary.model_copy(update={"inner_steps": t}))
+        t: CalmStep(space, lower, scoring, head, replace(feed), vocabulary.model_copy(update={"inner_steps": t}))
         for t in INNER_STEPS
     }
 

@@ -57,7 +57,7 @@ class MixLoraModule(nn.Module):
     @property
     def num_experts(self) -> int:
         """N."""
-        return self.router.weight.shape[0]
+        return self.router.num_experts
 
 
 class MixLoraFfn(MixLoraModule):

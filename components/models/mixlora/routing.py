@@ -138,7 +138,7 @@ class Router(nn.Module):
 
     def __init__(self, width: int, num_experts: int, top_k: int, *, init_std: float, jitter: float) -> None:
         super().__init__()
-        self.top_k, self.jitter = top_k, jitter
+        self.num_experts, self.top_k, self.jitter = num_experts, top_k, jitter
         self.weight = nn.Parameter(torch.empty(num_experts, width, dtype=torch.float32).normal_(0.0, init_std))
 
     def forward(self, x: Tensor) -> Tensor:
