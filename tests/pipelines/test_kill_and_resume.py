@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from components.config import RunConfig
 from components.run_file import to_yaml
 
-STEPS, CHECKPOINT_EVERY, TIMEOUT_S = 60, 10, 900
+STEPS, CHECKPOINT_EVERY, TIMEOUT_S = 160, 10, 900  # steps take milliseconds: enough must be left when a signal falls
 
 PAIRS = [("uq4ct", "calm_uq4ct"), pytest.param(("sft", "calm"), marks=pytest.mark.slow)]
 
@@ -96,7 +96,7 @@ def small_config(small_run, methods: tuple[str, str], model: Path, output_dir: P
         training={
             "steps": STEPS,
             "batch_size": 4,
-            "evaluate_every": 20,
+            "evaluate_every": 40,
             "checkpoint_every": CHECKPOINT_EVERY,
         },
         uq4ct={"collapse_share": 0.25},  # of 4 experts one always receives more

@@ -8,8 +8,8 @@ u_e. W_g x and W_u x do not depend on the expert, and the down-projection is lin
 each frozen matrix is applied once a token, and only the low-rank parts once a chosen expert. Weights that add up to 1
 leave a bias of the down-projection as it is.
 
-Hidden states of slots are not kept for the backward pass but computed again from W_g x and W_u x, so memory grows with
-the tokens and not with the experts that each goes through.
+For the backward pass g_e and u_e of each chosen expert are kept, 2 k values of width h a token: as much as plain LoRA
+keeps at k = 2. The hidden states are computed again from them.
 """
 
 from __future__ import annotations
@@ -89,33 +89,33 @@ class _ExpertFfn(torch.autograd.Function):
         where, scale = settings.where, settings.scale
         xs = where.gather(x)
         low_g = _low(xs, a_g, where, scale)
-        low_u = None
-        hidden = settings.activation(_raised(gate, low_g, b_g, where))
+        g, low_u, u = _raised(gate, low_g, b_g, where), None, None
+        hidden = settings.activation(g)
         if up is not None:
             low_u = _low(xs, a_u, where, scale)
-            hidden = hidden.mul_(_raised(up, low_u, b_u, where))
+            u = _raised(up, low_u, b_u, where)
+            hidden = hidden.mul_(u)
         low_d = torch.bmm(settings.dropped(hidden), a_d[where.expert].mT)
         out = torch.bmm(low_d, b_d[where.expert].mT).mul_(scale)
-        ctx.settings = settings
-        ctx.save_for_backward(*tensors, low_g, low_u, low_d)
+        ctx.settings, ctx.base_dtype = settings, gate.dtype
+        ctx.save_for_backward(x, weights, a_g, b_g, a_u, b_u, a_d, b_d, g, u, low_g, low_u, low_d)
         return where.average(hidden, weights), where.combine(out, weights)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_out = grads
-        gate, up, x, weights, a_g, b_g, a_u, b_u, a_d, b_d, low_g, low_u, low_d = ctx.saved_tensors
+        x, weights, a_g, b_g, a_u, b_u, a_d, b_d, g, u, low_g, low_u, low_d = ctx.saved_tensors
         settings: _Settings = ctx.settings
         where, scale = settings.where, settings.scale
         w = where.spread(weights)
 
         with torch.enable_grad():
-            g = _raised(gate, low_g, b_g, where).requires_grad_()
+            g = g.detach().requires_grad_()
             activated = settings.activation(g)
         acted = hidden = activated.detach()
-        if up is not None:
-            raised_up = _raised(up, low_u, b_u, where)
-            hidden = acted * raised_up
+        if u is not None:
+            hidden = acted * u
 
         d_out_s = where.gather(d_out)
         d_low = torch.bmm(d_out_s, b_d[where.expert]).mul_(scale)
@@ -133,18 +133,18 @@ class _ExpertFfn(torch.autograd.Function):
 
         xs = where.gather(x)
         d_up = d_a_u = d_b_u = d_xs = None
-        if up is not None:
+        if u is not None:
             d_u = torch.mul(acted, d_h, out=hidden)
-            d_h.mul_(raised_up)
+            d_h.mul_(u)
             d_up, d_a_u, d_b_u, d_xs = _projection_backward(d_u, xs, low_u, a_u, b_u, settings)
-            d_up = d_up.to(up.dtype)
+            d_up = d_up.to(ctx.base_dtype)
         (d_g,) = torch.autograd.grad(activated, g, d_h)
         d_gate, d_a_g, d_b_g, d_xs_g = _projection_backward(d_g, xs, low_g, a_g, b_g, settings)
         d_xs = d_xs_g if d_xs is None else d_xs.add_(d_xs_g)
         n = len(a_d)
         return (
             None,
-            d_gate.to(gate.dtype),
+            d_gate.to(ctx.base_dtype),
             d_up,
             where.combine(d_xs),
             d_w.flatten()[where.place],
