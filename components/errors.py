@@ -48,3 +48,16 @@ class CheckpointError(CaltuneError):
 
 class TrackingError(CaltuneError):
     """A tracking server cannot be reached, or refuses what it is given."""
+
+
+class JobError(CaltuneError):
+    """A job on a cluster did not end well, or it cannot be said how it ended.
+
+    Args:
+        message: What happened and what can be done.
+        exit_code: What the command line returns: the job's own code, 4 timed out, 5 contact lost, 130 interrupted.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -21,6 +21,8 @@ from components.run_file_source import read_source
 
 _OUTSIDE_HASH = {"output_dir", "tracking"}  # where results go does not change what they are
 _CODE_ROOT = Path(__file__).resolve().parents[1]
+GIT_RECORD = "git_state.json"
+"""Beside the packages where they were sent somewhere without their checkout: `git_state` as it was there."""
 
 
 def load_run_file(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -87,9 +89,13 @@ def json_schema() -> dict[str, Any]:
 def git_state(folder: Path = _CODE_ROOT) -> dict[str, str | bool | None]:
     """Which code runs: `{"commit": <40 hex digits>, "dirty": <tracked files differ from it>}`.
 
-    Both are None where `folder` is not the root of a git checkout, e.g. for an installed wheel.
+    Where `folder` is not the root of a git checkout, what `GIT_RECORD` in it says; both are None where there is none,
+    e.g. for an installed wheel.
     """
+    record = folder / GIT_RECORD
     unknown: dict[str, str | bool | None] = {"commit": None, "dirty": None}
+    if record.is_file():
+        unknown |= json.loads(record.read_text(encoding="utf-8"))
     root = _git(folder, "rev-parse", "--show-toplevel")
     commit = _git(folder, "rev-parse", "HEAD")
     if root is None or commit is None or Path(root).resolve() != folder.resolve():
