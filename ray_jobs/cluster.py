@@ -49,3 +49,37 @@ def cpus_per_worker(resources: ResourcesConfig) -> int:
     if resources.use_gpu and gpus < resources.workers:
         raise UsageError(f"resources: {resources.workers} workers need a GPU each, Ray has {gpus}")
     return each
+
+
+def resources_per_actor(resources: ResourcesConfig, actors: int) -> tuple[int, int]:
+    """CPU cores and GPUs of each of some actors that shall run at the same time.
+
+    Cores as the run file says, else as many as let all of them run, divided evenly. An actor needs all of its cores on
+    one node.
+
+    Returns:
+        CPU cores and GPUs of each.
+
+    Raises:
+        UsageError: The nodes have not the room; waiting would never end (E1, E21).
+    """
+    import ray
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+    def fitting(cores: int) -> int:
+        """Actors of so many cores that the nodes take."""
+        return sum(
+            min(int(node.get("CPU", 0)) // cores, int(node.get("GPU", 0)) if resources.use_gpu else actors)
+            for node in nodes
+        )
+
+    most = sum(int(node.get("CPU", 0)) for node in nodes) // actors
+    each = resources.cpus_per_worker or next((n for n in range(most, 0, -1) if fitting(n) >= actors), 1)
+    if fitting(each) < actors:
+        gpu = " and a GPU" if resources.use_gpu else ""
+        raise UsageError(
+            f"evaluation: {actors} actors of {each} CPU cores{gpu} do not fit, Ray has room for {fitting(each)}; "
+            "lower evaluation.actors or resources.cpus_per_worker"
+        )
+    return each, int(resources.use_gpu)

@@ -1,4 +1,4 @@
-"""Evaluating a model, with or without an adapter, on the splits of a run."""
+"""Evaluating a model, with or without an adapter, on the splits of a run: in this process, or on actors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class EvaluationJob:
 
 
 def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str, Predictions]:
-    """Scores every question of the splits in this process.
+    """Scores every question of the splits.
+
+    One actor and no GPU: in this process. Otherwise through Ray Data, which puts each actor where its cores, and with
+    `resources.use_gpu` its GPU, are. The batches are the same either way, and so are the results.
 
     Args:
         job: What to evaluate.
@@ -40,41 +43,27 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
 
     Returns:
         Predictions by split.
-    """
-    import torch
 
+    Raises:
+        CaltuneError: The model or the adapter is damaged, or actors made no progress.
+        UsageError: More actors were asked for than Ray has room for.
+        FloatingPointError: A score is NaN.
+    """
     from components.data.prompts import PromptEncoder
     from components.evaluation.score_split import predictions_of
-    from components.files import read_json
-    from components.models.adapter_checks import METADATA_FILE
-    from components.models.adapter_files import load_adapter
-    from components.models.base import load_model, load_tokenizer
-    from components.models.score_questions import score_questions
-    from components.models.scoring import ScoringModel
+    from components.models.base import load_tokenizer
+    from ray_jobs.evaluation_actors import score_on_actors
+    from ray_jobs.scorer import Scorer, ScorerSpec
 
-    device = "cuda" if job.config.resources.use_gpu and torch.cuda.is_available() else "cpu"
-    model, head, flc_over = load_model(job.resolved, job.config.model), None, job.config.model.mixlora.flc_over
-    if job.adapter is not None:
-        model, head = load_adapter(job.adapter, model)  # type: ignore[assignment]
-        head = head.to(device) if head is not None else None
-        # Averaged over the tokens that it was trained over, whatever the run file says by now.
-        record = read_json(job.adapter / METADATA_FILE, remedy="train the adapter again")["adapter"]
-        flc_over = record.get("flc_over", flc_over)  # an adapter without routers has no such field
-    scoring = ScoringModel(model, flc_over).to(device).eval()
-    tokenizer = load_tokenizer(job.resolved, job.config.model)
-    encoder = PromptEncoder(tokenizer, job.config.data.prompt, job.config.data.max_length)
-    found = {}
-    for split in job.splits:
-        questions = job.data.splits[split].questions
-        scores = score_questions(
-            scoring,
-            head,
-            encoder.encode_all(questions),
-            pad_id=int(tokenizer.pad_token_id),  # type: ignore[arg-type]
-            token_budget=job.config.evaluation.batch_tokens,
-            flc_of=scoring.flc,
-            device=device,
-            on_progress=on_progress,
-        )
-        found[split] = predictions_of(questions, scores)
-    return found
+    config = job.config
+    tokenizer = load_tokenizer(job.resolved, config.model)
+    encoder = PromptEncoder(tokenizer, config.data.prompt, config.data.max_length)
+    encoded = {split: encoder.encode_all(job.data.splits[split].questions) for split in job.splits}
+    adapter = None if job.adapter is None else job.adapter.resolve()  # an actor has a current folder of its own
+    spec = ScorerSpec(config, job.resolved, adapter, int(tokenizer.pad_token_id))  # type: ignore[arg-type]
+    if config.evaluation.actors > 1 or config.resources.use_gpu:
+        scores = score_on_actors(spec, encoded, on_progress)
+    else:
+        scorer = Scorer(spec, "cpu")
+        scores = {split: scorer.scores(questions, on_progress) for split, questions in encoded.items()}
+    return {split: predictions_of(job.data.splits[split].questions, scores[split]) for split in job.splits}
