@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from components.config_base import Fraction, Positive, Strict
 from components.config_data import DataConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
+from components.config_tune import TuneConfig, check_space
 
 MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct"]
 RecalibrationName = Literal["temperature", "flc_temperature"]
@@ -144,6 +145,9 @@ class EvaluationConfig(Strict):
     """Coverage of the intervals."""
     batch_tokens: int = Field(2048, ge=64)
     """Token budget of an evaluation batch, padding included."""
+    actors: int = Field(1, ge=1)
+    """Ray actors that share an evaluation, each with a model of its own, `resources.cpus_per_worker` CPU cores and with
+    `resources.use_gpu` a GPU; 1 without a GPU evaluates in caltune's own process."""
 
 
 class TrackingConfig(Strict):
@@ -180,6 +184,8 @@ class RunConfig(Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
+    tune: TuneConfig | None = None
+    """What `caltune tune` searches; other commands leave it aside."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> RunConfig:
@@ -204,6 +210,10 @@ class RunConfig(Strict):
                 f"training.batch_size {self.training.batch_size} cannot be divided among "
                 f"{self.resources.workers} workers"
             )
+        if self.tune is not None:
+            if self.tune.method not in self.methods:
+                raise ValueError(f"tune.method is '{self.tune.method}', which 'methods' does not run")
+            check_space(self, self.tune)
         return self
 
     @property

@@ -1,7 +1,7 @@
 """The `caltune` command. Thin: parse, load the run file, call, print, exit code. Heavy imports wait for their command.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 bad usage or run file, 130
-interrupted.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 bad usage or run file, 4
+timed out, 5 contact with the job lost, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from components.errors import CaltuneError, UsageError
+from pipelines.jobs import add_job_commands
+from pipelines.plan import add_plan_command
+from pipelines.tune_command import add_tune_command
 
 INTERRUPTED = 130
 
@@ -199,6 +202,11 @@ def sync(
         print(f"{name}: {report['delivered']} events delivered to {report['uri']}, {report['before']} were there")
         for gone in report["missing"] + report["refused"]:
             print(f"  not delivered: {gone}")
+
+
+add_job_commands(app)
+add_plan_command(app)
+add_tune_command(app)
 
 
 def _version(wanted: bool) -> None:

@@ -107,7 +107,8 @@ def _run_file(path: Path) -> list[Finding]:
         config = load_run_file(path)
     except CaltuneError as problem:
         return [Finding("run file", str(problem), False)]
-    return [Finding("run file", f"{path} is valid"), _tracking(config), _resources(config)]
+    findings = [Finding("run file", f"{path} is valid"), _tracking(config), _resources(config)]
+    return [*findings, _search(config)] if config.tune is not None else findings
 
 
 def _tracking(config: RunConfig) -> Finding:
@@ -129,3 +130,19 @@ def _resources(config: RunConfig) -> Finding:
     if os.environ.get("RAY_ADDRESS"):
         return Finding("resources", f"{text}; checked against the cluster when the run starts")
     return Finding("resources", f"{text}; this machine has {cores}", need <= cores)
+
+
+def _search(config: RunConfig) -> Finding:
+    """How many trials of the run file's search fit at once."""
+    import torch
+
+    from ray_jobs.tune import room_for
+
+    assert config.tune is not None
+    if os.environ.get("RAY_ADDRESS"):
+        return Finding("search", "checked against the cluster when it starts")
+    machine = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    try:
+        return Finding("search", room_for(config.tune, config.resources, machine).sentence)
+    except CaltuneError as problem:
+        return Finding("search", str(problem), False)

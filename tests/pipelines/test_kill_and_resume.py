@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from components.config import RunConfig
 from components.run_file import to_yaml
 
-STEPS, CHECKPOINT_EVERY, TIMEOUT_S = 160, 10, 900  # steps take milliseconds: enough must be left when a signal falls
+STEPS, CHECKPOINT_EVERY, TIMEOUT_S = 120, 10, 900  # steps take milliseconds: enough must be left when a signal falls
 
 PAIRS = [("uq4ct", "calm_uq4ct"), pytest.param(("sft", "calm"), marks=pytest.mark.slow)]
 

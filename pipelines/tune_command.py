@@ -1,0 +1,56 @@
+"""`caltune tune`: the command; the search itself is in `tune.py`, whose imports take their time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.errors import UsageError
+
+
+def add_tune_command(app: typer.Typer) -> None:
+    """Puts the command into `app`."""
+    app.command()(tune)
+
+
+def tune(
+    config: Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key. Repeatable.", show_default=False)
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Trials in all, instead of tune.trials; may be raised with --resume.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with this search; no ended trial is repeated.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this run's folder and start anew.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Search for settings of a method with low ECE at good accuracy; leave the best as a run file.
+
+    What is searched stands in the run file's section `tune`. With tune.scheduler, ASHA stops a trial at a step where
+    its validation NLL is worse than most; a stopped trial is not taken up again. Ctrl-C ends the search; --resume goes
+    on with the trials that were running, from their newest checkpoints.
+    """
+    from components.run_file import load_run_file
+    from pipelines.progress import Reporter, stdout_console
+    from pipelines.tune import tune as run_search
+    from pipelines.tune_result import print_result
+
+    if resume and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other")
+    existing: Any = "resume" if resume else "overwrite" if overwrite else "refuse"
+    loaded = load_run_file(config, set_ or [])
+    result = run_search(loaded, config.parent, existing, Reporter(quiet=quiet or json_), trials)
+    if json_:
+        print(json.dumps(result, indent=2))
+    else:
+        print_result(result, stdout_console())
