@@ -204,7 +204,7 @@ def _client(address: str) -> Any:
 
 
 def _asked(ask: Any, *arguments: Any, **options: Any) -> Any:
-    """Calls Ray's client and sorts its failures: unreachable for now, no such job, or not allowed."""
+    """Calls Ray's client and sorts its failures: unreachable at the moment, no such job, or not allowed."""
     import requests
     from ray.exceptions import AuthenticationError, RpcError
 
