@@ -8,6 +8,9 @@ from __future__ import annotations
 import copy
 import os
 import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,8 @@ import torch
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+ROOT = Path(__file__).resolve().parents[1]
+RANKS_TIMEOUT_S = 500
 TINY_VOCABULARY = 320
 TINY_POSITIONS = 256
 TINY_CHAT_TEMPLATE = (
@@ -136,3 +141,32 @@ def smollm2_folder() -> Path:
         return find_smollm2().folder
     except ModelError as problem:
         pytest.skip(f"smollm2-135m-instruct cannot be obtained: {problem}")
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> Callable[[Path, Sequence[str], int], None]:
+    """Runs a script once for each rank of a process group and waits for all; (folder for logs, arguments, ranks)."""
+
+    def run(folder: Path, arguments: Sequence[str], world: int) -> None:
+        ranks = []
+        for rank in range(world):
+            environment = os.environ | {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "DS_ACCELERATOR": "cpu",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            }
+            command = [sys.executable, *arguments]
+            with (folder / f"rank{rank}.log").open("w") as log:
+                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            codes = [rank.wait(timeout=RANKS_TIMEOUT_S) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        logs = "\n".join((folder / f"rank{rank}.log").read_text()[-4000:] for rank in range(world))
+        assert codes == [0] * world, logs
+
+    return run

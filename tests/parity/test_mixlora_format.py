@@ -28,7 +28,7 @@ from components.models.adapter_files import AdapterRecord, save_adapter
 from components.models.base import ResolvedModel
 from components.models.mixlora.public_format import export_public, import_public
 
-pytest.importorskip("mixlora")
+pytest.importorskip("mixlora", reason="the public MixLoRA package is not installed: pip install -e '.[dev]'")
 from mixlora.config import MixLoraConfig as PackageConfig
 from mixlora.model import inject_adapter_in_model, load_adapter_weights
 

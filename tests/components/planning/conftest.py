@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +20,6 @@ from components.training.methods import METHODS
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 550
 ROWS = Rows(tokens=148, answer_tokens=8, options=4)
 
 
@@ -108,7 +105,9 @@ def script() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def allocated(tmp_path_factory: pytest.TempPathFactory, script: ModuleType) -> Callable[..., dict[str, int]]:
+def allocated(
+    tmp_path_factory: pytest.TempPathFactory, script: ModuleType, run_ranks: Callable[[Path, Sequence[str], int], None]
+) -> Callable[..., dict[str, int]]:
     """Bytes that real steps of named run files allocate at most, one process for each of a number of ranks."""
 
     def measure(contents: dict[str, dict[str, Any]], world: int, **limits: int) -> dict[str, int]:
@@ -123,28 +122,3 @@ def allocated(tmp_path_factory: pytest.TempPathFactory, script: ModuleType) -> C
         return json.loads((folder / "peaks.json").read_text())
 
     return measure
-
-
-def run_ranks(folder: Path, arguments: Sequence[str], world: int) -> None:
-    """Runs a script once for each rank and waits for all."""
-    ranks = []
-    for rank in range(world):
-        environment = os.environ | {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "DS_ACCELERATOR": "cpu",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        }
-        with (folder / f"rank{rank}.log").open("w") as log:
-            ranks.append(
-                subprocess.Popen([sys.executable, *arguments], env=environment, stdout=log, stderr=subprocess.STDOUT)
-            )
-    try:
-        codes = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    logs = "\n".join((folder / f"rank{rank}.log").read_text()[-4000:] for rank in range(world))
-    assert codes == [0] * world, logs

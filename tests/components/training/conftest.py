@@ -6,8 +6,6 @@ import copy
 import dataclasses
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +28,6 @@ from components.training.methods import METHODS
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
 from components.training.steps import CalmStep, SupervisedStep, TrainingStep
 
-TIMEOUT_S = 500
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
 
@@ -57,32 +54,15 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Sequence], Path]:
+def launch(
+    tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[[Path, Sequence[str], int], None]
+) -> Callable[[int, Sequence], Path]:
     """Runs jobs of a script one after another on a number of ranks; returns the folder with their outcomes."""
 
     def start(world: int, jobs: Sequence, name: str = "calm_on_ranks") -> Path:
         folder = tmp_path_factory.mktemp(f"ranks{world}")
         (folder / "jobs.json").write_text(json.dumps([dataclasses.asdict(job) for job in jobs]))
-        ranks = []
-        for rank in range(world):
-            environment = os.environ | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "DS_ACCELERATOR": "cpu",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            }
-            with (folder / f"rank{rank}.log").open("w") as log:
-                command = [sys.executable, str(HERE / f"{name}.py"), str(folder)]
-                ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-        try:
-            codes = [rank.wait(timeout=TIMEOUT_S) for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        logs = "\n".join((folder / f"rank{rank}.log").read_text()[-4000:] for rank in range(world))
-        assert codes == [0] * world, logs
+        run_ranks(folder, [str(HERE / f"{name}.py"), str(folder)], world)
         return folder
 
     return start
