@@ -213,6 +213,8 @@ class RunConfig(Strict):
         if self.tune is not None:
             if self.tune.method not in self.methods:
                 raise ValueError(f"tune.method is '{self.tune.method}', which 'methods' does not run")
+            if self.tune.split != "validation" and not self.data.heldout_groups:
+                raise ValueError(f"tune.split is '{self.tune.split}' but data.heldout_groups is empty")
             check_space(self, self.tune)
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, model_serializer, model_validator
@@ -90,6 +90,8 @@ class TuneConfig(Strict):
     """For `constrained`."""
     reference_accuracy: Fraction | None = None
     """For `constrained`, on validation data; null trains `sft` once and takes its accuracy."""
+    split: Literal["validation", "validation_shift", "both"] = "validation"
+    """Labelled data that decides, mean over the two for `both`; `validation_shift` needs `data.heldout_groups`."""
     confidence: Literal["softmax", "flc"] = "softmax"
     """Whose ECE: the option softmax's, or the router confidence's, for methods that have routers. A confidence that is
     the same for every question can have a low ECE too."""
@@ -102,10 +104,16 @@ class TuneConfig(Strict):
             raise ValueError(f"confidence 'flc' needs a method with routers (uq4ct, calm_uq4ct), not '{self.method}'")
         return self
 
-    @property
-    def ece(self) -> str:
-        """Name in the trace of the ECE that is minimised."""
-        return "validation/ece" if self.confidence == "softmax" else "validation/flc_ece"
+    def figure(self, row: Mapping[str, float], metric: Literal["ece", "accuracy", "nll"]) -> float:
+        """A metric of an evaluation on the data that decides.
+
+        Args:
+            row: The evaluation, `<split>/<metric>`.
+            metric: `ece` is that of `confidence`; all in [0, 1], `nll` in nats from 0 on. May be NaN.
+        """
+        name = f"flc_{metric}" if metric == "ece" and self.confidence == "flc" else metric
+        splits = ("validation", "validation_shift") if self.split == "both" else (self.split,)
+        return sum(row[f"{split}/{name}"] for split in splits) / len(splits)
 
 
 def check_space(config: BaseModel, tune: TuneConfig) -> None:

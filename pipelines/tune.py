@@ -18,7 +18,7 @@ from pipelines.progress import Reporter
 from pipelines.run_folder import OnExisting, RunFolder, open_run_folder
 from pipelines.tune_result import words_of, write_result
 from ray_jobs.cluster import connect
-from ray_jobs.trial_choice import ACCURACY, Objective
+from ray_jobs.trial_choice import Objective
 from ray_jobs.trial_table import REFERENCE, Trial, TrialTable
 from ray_jobs.trial_worker import trial_config
 from ray_jobs.tune import outcome, room_for, search
@@ -83,8 +83,8 @@ def _floor(
         return None
     reference = section.reference_accuracy
     if reference is None:
-        trial = table.reference or _train_reference(config, folder, resolved, table, stages)
-        reference = trial.metrics[ACCURACY]
+        trial = table.reference or _train_reference(config, section, folder, resolved, table, stages)
+        reference = section.figure(trial.metrics, "accuracy")
         stages.reporter.say(f"reference: sft reaches {words_of(trial.metrics, section)} on validation data")
     floor = max(reference - section.accuracy_margin, 0.0)
     stages.reporter.say(f"wanted: the lowest ECE at an accuracy of at least {floor:.3f}")
@@ -92,7 +92,12 @@ def _floor(
 
 
 def _train_reference(
-    config: RunConfig, folder: RunFolder, resolved: ResolvedModel, table: TrialTable, stages: Calibration
+    config: RunConfig,
+    section: TuneConfig,
+    folder: RunFolder,
+    resolved: ResolvedModel,
+    table: TrialTable,
+    stages: Calibration,
 ) -> Trial:
     from ray_jobs.train import train
 
@@ -112,7 +117,7 @@ def _train_reference(
             shown = step
 
         train(job, resume=True, on_row=on_row)
-    return table.change(REFERENCE, **outcome(table[REFERENCE]))
+    return table.change(REFERENCE, **outcome(table[REFERENCE], section))
 
 
 def _job(config: RunConfig, folder: RunFolder, resolved: ResolvedModel, method: Any, target: Path) -> TrainingJob:

@@ -37,8 +37,8 @@ def tune(
     """Search for settings of a method with low ECE at good accuracy; leave the best as a run file.
 
     What is searched stands in the run file's section `tune`. With tune.scheduler, ASHA stops a trial at a step where
-    its validation NLL is worse than most; a stopped trial is not taken up again. Ctrl-C ends the search; --resume goes
-    on with the trials that were running, from their newest checkpoints.
+    the NLL of the data in tune.split is worse than most; a stopped trial is not taken up again. Ctrl-C ends the search;
+    --resume goes on with the trials that were running, from their newest checkpoints.
     """
     from components.run_file import load_run_file
     from pipelines.progress import Reporter, stdout_console

@@ -19,7 +19,7 @@ from components.files import replacing, write_json
 from components.run_file import to_yaml
 from components.tracking.logger import Logger
 from pipelines.progress import Reporter
-from ray_jobs.trial_choice import ACCURACY, Objective, choose_best, pareto_front
+from ray_jobs.trial_choice import Objective, choose_best, pareto_front
 from ray_jobs.trial_search import importances
 from ray_jobs.trial_table import Trial, TrialTable
 
@@ -64,7 +64,9 @@ def write_result(
         "method": objective.tune.method,
         "mode": objective.tune.mode,
         "accuracy_floor": objective.floor,
-        "reference_accuracy": reference.metrics[ACCURACY] if reference else objective.tune.reference_accuracy,
+        "reference_accuracy": objective.tune.figure(reference.metrics, "accuracy")
+        if reference
+        else objective.tune.reference_accuracy,
         "trials": dict(Counter(trial.state for trial in trials)),
         "steps_saved": sum(steps - trial.step for trial in trials if trial.state == "stopped"),
         "best": _entry(best, objective),
@@ -113,8 +115,10 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
 
 
 def words_of(metrics: Mapping[str, float], section: TuneConfig) -> str:
-    """ECE and accuracy of an evaluation."""
-    return _words(metrics.get(section.ece, metrics["validation/ece"]), metrics[ACCURACY])
+    """ECE and accuracy of an evaluation; the softmax's ECE where the method has no routers."""
+    if not any(name.endswith("/flc_ece") for name in metrics):
+        section = section.model_copy(update={"confidence": "softmax"})
+    return _words(section.figure(metrics, "ece"), section.figure(metrics, "accuracy"))
 
 
 def _words(ece: float, accuracy: float) -> str:

@@ -11,8 +11,6 @@ from components.config_tune import TuneConfig
 from components.errors import CaltuneError
 from ray_jobs.trial_table import Trial
 
-ACCURACY = "validation/accuracy"
-NLL = "validation/nll"
 WORST = (1.0, 0.0)
 """ECE and accuracy that no trial goes below."""
 
@@ -36,7 +34,7 @@ class Objective:
 
     def figures(self, trial: Trial) -> tuple[float, float]:
         """ECE and accuracy of a trial that has been evaluated; one that is not a number counts as the worst."""
-        ece, accuracy = trial.metrics[self.tune.ece], trial.metrics[ACCURACY]
+        ece, accuracy = self.tune.figure(trial.metrics, "ece"), self.tune.figure(trial.metrics, "accuracy")
         return (ece, accuracy) if math.isfinite(ece) and math.isfinite(accuracy) else WORST
 
     def values(self, trial: Trial) -> list[float]:

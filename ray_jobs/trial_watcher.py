@@ -53,7 +53,7 @@ class TrialWatcher(Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Notes the end of a trial that finished or was stopped."""
         number = self.search.number_of(trial.trial_id)
-        self._end(number, outcome(self.table[number]))
+        self._end(number, outcome(self.table[number], self.search.objective.tune))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Notes a failure."""

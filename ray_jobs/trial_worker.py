@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from components.config import MethodName, RunConfig
-from components.config_tune import Value, with_values
+from components.config_tune import TuneConfig, Value, with_values
 from components.models.base import ResolvedModel
 from components.training.session import Process, TrainingJob
 from ray_jobs.worker import run_session
 
 ERROR = "error.log"
+NLL = "nll"
+"""What ASHA compares: the NLL of the data that decides."""
 
 
 def trial_config(config: RunConfig, method: MethodName, parameters: Mapping[str, Value], cpus: int | None) -> RunConfig:
@@ -46,6 +48,8 @@ def run_trial(suggestion: dict[str, Any]) -> None:
 
     message, cpus = suggestion["message"], int(suggestion["cpus"])
     config = RunConfig.model_validate(message["config"])
+    section = config.tune
+    assert section is not None
     job = TrainingJob(
         config=trial_config(config, message["method"], suggestion["parameters"], cpus),
         method=message["method"],
@@ -61,14 +65,19 @@ def run_trial(suggestion: dict[str, Any]) -> None:
         last.clear()
         last.update(row)
         if row["step"] < job.config.training.steps:
-            tune.report(dict(row))
+            tune.report(judged(row, section))
 
     try:
         _train(job, resume=bool(suggestion["resume"]), cpus=cpus, report=report)
     except Exception:
         (job.folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
         raise
-    tune.report(dict(last))
+    tune.report(judged(last, section))
+
+
+def judged(row: Mapping[str, float], section: TuneConfig) -> dict[str, float]:
+    """An evaluation with the number that a scheduler compares."""
+    return {**row, NLL: section.figure(row, "nll")}
 
 
 def _train(job: TrainingJob, *, resume: bool, cpus: int, report: Any) -> None:

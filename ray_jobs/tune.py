@@ -22,9 +22,9 @@ from components.files import read_json
 from components.training.session import TrainingJob
 from components.training.trace import read_trace
 from ray_jobs.cluster import connect
-from ray_jobs.trial_choice import NLL, Objective
+from ray_jobs.trial_choice import Objective
 from ray_jobs.trial_table import Trial, TrialTable
-from ray_jobs.trial_worker import as_message, last_words, run_trial
+from ray_jobs.trial_worker import NLL, as_message, judged, last_words, run_trial
 from ray_jobs.worker import RESULT, TRACE
 
 POLL_SECONDS = 0.2
@@ -181,14 +181,15 @@ def _tuner(
 
 
 def _scheduler(config: RunConfig, table: TrialTable) -> Any:
-    """ASHA on the validation NLL; it stops trials for good and never takes one up again (E24).
+    """ASHA on the NLL of the data that decides; it stops trials for good and never takes one up again (E24).
 
     What ended trials of a search that is continued have reported is told to it first, so that it judges as if there had
     been no break.
     """
     from ray.tune.schedulers import ASHAScheduler
 
-    asha = config.tune.scheduler if config.tune is not None else None
+    assert config.tune is not None
+    asha = config.tune.scheduler
     if asha is None:
         return None
     scheduler: Any = ASHAScheduler(
@@ -204,11 +205,11 @@ def _scheduler(config: RunConfig, table: TrialTable) -> Any:
         earlier: Any = SimpleNamespace(trial_id=f"earlier-{trial.number}")
         scheduler.on_trial_add(None, earlier)
         for row in _evaluations(trial):
-            scheduler.on_trial_result(None, earlier, row)
+            scheduler.on_trial_result(None, earlier, judged(row, config.tune))
     return scheduler
 
 
-def outcome(trial: Trial) -> dict[str, Any]:
+def outcome(trial: Trial, tune: TuneConfig) -> dict[str, Any]:
     """What a trial's folder says of its end: attributes of its row.
 
     A trial that has left `training.json` was finished; one without was stopped at its last evaluation.
@@ -217,7 +218,8 @@ def outcome(trial: Trial) -> dict[str, Any]:
     rows = _evaluations(trial)
     if not (folder / RESULT).exists():
         last = rows[-1]
-        reason = f"stopped by asha at step {int(last['step'])}: validation NLL {last[NLL]:.3f} is worse than most"
+        nll = tune.figure(last, "nll")
+        reason = f"stopped by asha at step {int(last['step'])}: validation NLL {nll:.3f} is worse than most"
         return {"state": "stopped", "reason": reason, **_evaluation(last)}
     result = read_json(folder / RESULT, remedy="search again")
     kept = next(row for row in reversed(rows) if row["step"] <= result["kept_step"])
@@ -232,7 +234,7 @@ def failed(trial: Trial) -> dict[str, Any]:
 def _evaluations(trial: Trial) -> list[dict[str, float]]:
     """Rows of a trial's trace that hold an evaluation; none where the trial failed before its first step."""
     trace = Path(trial.folder) / TRACE
-    return [row for row in read_trace(trace) if NLL in row] if trace.exists() else []
+    return [row for row in read_trace(trace) if "validation/nll" in row] if trace.exists() else []
 
 
 def _evaluation(row: dict[str, float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from components.config import RunConfig
-from components.config_tune import Dimension, value_at, with_values
+from components.config_tune import Dimension, TuneConfig, value_at, with_values
 from components.errors import RunFileError
 from components.run_file import load_run_file, to_yaml
 
@@ -98,7 +98,20 @@ def test_method_and_confidence_must_fit_the_run():
         run_of({"calm.eta": {"uniform": [0.1, 1]}}, confidence="flc")
     config = run_of({"uq4ct.balance_weight": {"uniform": [0, 1]}}, "uq4ct", confidence="flc")
     assert config.tune is not None
-    assert config.tune.ece == "validation/flc_ece"
+    row = {"validation/ece": 0.1, "validation/flc_ece": 0.2, "validation/accuracy": 0.7}
+    assert config.tune.figure(row, "ece") == 0.2
+    assert config.tune.figure(row, "accuracy") == 0.7
+
+
+def test_a_search_judges_by_the_splits_that_it_names():
+    row = {"validation/ece": 0.1, "validation_shift/ece": 0.3, "validation/nll": 1.0, "validation_shift/nll": 2.0}
+    space = {"calm.eta": {"uniform": [0.1, 1]}}
+    with pytest.raises(ValidationError, match=r"tune\.split is 'both' but data\.heldout_groups is empty"):
+        run_of(space, split="both")
+    both = TuneConfig.model_validate({"space": space, "split": "both"})
+    assert both.figure(row, "ece") == pytest.approx(0.2)
+    assert both.figure(row, "nll") == pytest.approx(1.5)
+    assert both.model_copy(update={"split": "validation_shift"}).figure(row, "ece") == 0.3
 
 
 def test_values_are_put_at_dotted_keys_and_the_original_stays():
