@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from components.config_base import Fraction, Positive, Strict
 from components.config_data import DataConfig
+from components.config_gate import DriftConfig, GateConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
@@ -127,6 +128,14 @@ class ResourcesConfig(Strict):
 
     workers: int = Field(1, ge=1)
     """Ray Train workers."""
+    min_workers: int | None = Field(None, ge=1)
+    """Elastic training: starts, and goes on after a loss, with as few workers as this, and takes more in up to
+    `workers` when there is room. Null waits for all of them."""
+    max_failures: int = Field(3, ge=0)
+    """How often lost workers are replaced, and training continued from its newest checkpoint, before it fails."""
+    storage_path: str | None = None
+    """Where workers leave checkpoints and adapters when they do not share the run's folder: a folder that all nodes
+    mount, or a URI that pyarrow or fsspec opens (s3://bucket/prefix, gs://, abfs://). Null: the run's folder."""
     use_gpu: bool = False
     """One GPU a worker."""
     cpus_per_worker: int | None = Field(None, ge=1)
@@ -186,6 +195,10 @@ class RunConfig(Strict):
     tracking: TrackingConfig = TrackingConfig()
     tune: TuneConfig | None = None
     """What `caltune tune` searches; other commands leave it aside."""
+    gate: GateConfig | None = Field(None, exclude_if=lambda value: value is None)
+    """What a model must show to become the registry's champion. Absent, it is not part of the resolved file."""
+    drift: DriftConfig | None = Field(None, exclude_if=lambda value: value is None)
+    """When fresh data call for retraining. Absent, it is not part of the resolved file."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> RunConfig:
@@ -205,18 +218,42 @@ class RunConfig(Strict):
             and {"calm", "calm_uq4ct"} & set(self.methods)
         ):
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
-        if self.training.batch_size % self.resources.workers:
-            raise ValueError(
-                f"training.batch_size {self.training.batch_size} cannot be divided among "
-                f"{self.resources.workers} workers"
-            )
+        self._check_workers()
         if self.tune is not None:
             if self.tune.method not in self.methods:
                 raise ValueError(f"tune.method is '{self.tune.method}', which 'methods' does not run")
             if self.tune.split != "validation" and not self.data.heldout_groups:
                 raise ValueError(f"tune.split is '{self.tune.split}' but data.heldout_groups is empty")
             check_space(self, self.tune)
+        if self.gate is not None and (misfit := self.gate.misfit([*self.methods], ["id", *self.data.ood])):
+            raise ValueError(misfit)
         return self
+
+    def _check_workers(self) -> None:
+        resources, batch = self.resources, self.training.batch_size
+        if resources.min_workers is None:
+            if batch % resources.workers:
+                raise ValueError(f"training.batch_size {batch} cannot be divided among {resources.workers} workers")
+            return
+        if resources.min_workers > resources.workers:
+            raise ValueError(f"resources.min_workers {resources.min_workers} exceeds workers {resources.workers}")
+        if batch < resources.workers:
+            raise ValueError(
+                f"training.batch_size {batch} is less than a question for each of {resources.workers} workers"
+            )
+        noisy = [m for m in self.methods if m != "base" and self.noise_of(m)]
+        if noisy:
+            raise ValueError(
+                f"resources.min_workers: {self.noise_of(noisy[0])} of '{noisy[0]}' is drawn by each worker for itself, "
+                "so training cannot go on exactly with another number of them; set it to 0 or leave min_workers out"
+            )
+
+    def noise_of(self, method: MethodName) -> str | None:
+        """The key of what a method's workers draw at random while they train; None where nothing is."""
+        section = "mixlora" if method in ROUTED_METHODS else "adapter"
+        spec = self.model.mixlora if method in ROUTED_METHODS else self.model.adapter
+        names = [name for name in ("dropout", "jitter") if getattr(spec, name, 0.0)]
+        return f"model.{section}.{names[0]}" if names else None
 
     @property
     def folder(self) -> Path:

@@ -46,8 +46,21 @@ class CheckpointError(CaltuneError):
     """A checkpoint is missing, damaged or belongs to another run."""
 
 
+class StorageError(CaltuneError):
+    """Shared storage cannot be opened, read or written."""
+
+
 class TrackingError(CaltuneError):
     """A tracking server cannot be reached, or refuses what it is given."""
+
+
+class Interrupted(BaseException):
+    """The process was asked to end (SIGTERM); what was done stands and can be continued. Exit code 0.
+
+    No `Exception`, so that nothing on the way mistakes it for a failure.
+    """
+
+    exit_code = 0
 
 
 class JobError(CaltuneError):

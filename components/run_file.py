@@ -19,7 +19,8 @@ from components.errors import RunFileError
 from components.run_file_errors import boolean_errors, describe_errors
 from components.run_file_source import read_source
 
-_OUTSIDE_HASH = {"output_dir", "tracking"}  # where results go does not change what they are
+# Where results go, and on how many workers they are made, does not change what they are.
+_OUTSIDE_HASH: Any = {"output_dir": True, "tracking": True, "resources": True, "evaluation": {"actors"}}
 _CODE_ROOT = Path(__file__).resolve().parents[1]
 GIT_RECORD = "git_state.json"
 """Beside the packages where they were sent somewhere without their checkout: `git_state` as it was there."""
@@ -75,9 +76,20 @@ def to_yaml(config: RunConfig) -> str:
     return stream.getvalue()
 
 
-def config_hash(config: RunConfig) -> str:
-    """SHA-256, 64 hex digits, of everything that decides the results; `output_dir` and `tracking` do not count."""
+def config_hash(config: RunConfig, without: Sequence[str] = ()) -> str:
+    """SHA-256, 64 hex digits, of everything that decides the results: not where they go, nor on which resources.
+
+    Args:
+        config: The run.
+        without: Dotted keys that shall not count either.
+    """
     content = config.model_dump(mode="json", exclude=_OUTSIDE_HASH)
+    for key in without:
+        *sections, name = key.split(".")
+        section = content
+        for part in sections:
+            section = section[part]
+        section.pop(name)
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -15,6 +15,7 @@ from components.errors import UsageError
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
 from components.evaluation.predictions import SOFTMAX, Predictions, read_predictions, write_predictions
 from components.files import write_json
+from components.storage import joined
 from components.tracking.logger import Logger, ending
 from components.training.expert_load import LOAD_FILE
 from components.training.methods import METHODS
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from components.data.prepare import PreparedData
     from components.evaluation.recalibrate import Recalibrated
     from components.models.base import ResolvedModel
+    from ray_jobs.worker_files import Start
 
 
 @dataclass
@@ -87,6 +89,7 @@ class Calibration:
             folder=self.folder.method(method),
             resolved=resolved,
             details={"run": self.config.run, "seed": self.config.seed, "git": self.folder.state["git"]},
+            storage=storage_of(self.config, method),
         )
         logger = self.logger.child(f"train-{method}", {"stage": "train", "method": method})
         with (
@@ -106,7 +109,14 @@ class Calibration:
                     collapsed = True
                     self.reporter.say(f"[yellow]{collapse_sentence(method, row)}[/yellow]")
 
-            notes.update(train(job, resume=resume, on_row=on_row))
+            def on_start(start: Start) -> None:
+                nonlocal shown
+                advance(start.from_step - shown, "")
+                shown = start.from_step
+                for sentence in start_sentences(method, start):
+                    self.reporter.say(f"[yellow]{sentence}[/yellow]")
+
+            notes.update(train(job, resume=resume, on_row=on_row, on_start=on_start))
             logger.log_artifact(job.folder / "adapter")
             if (job.folder / LOAD_FILE).exists():
                 logger.log_artifact(job.folder / LOAD_FILE)
@@ -248,12 +258,28 @@ def _headline(row: Mapping[str, float]) -> str:
     return "  ".join(f"{key} {row[key]:.3f}" for key in shown if key in row)
 
 
+def start_sentences(method: str, start: Start) -> list[str]:
+    """What a person should know of a start of workers."""
+    sentences = [f"{method}: {sentence}" for sentence in start.passed_over]
+    if start.number > 1:
+        sentences.append(
+            f"{method}: workers were lost, or there is room for more; {start.workers} go on from step {start.from_step}"
+        )
+    return sentences
+
+
 def collapse_sentence(method: str, row: Mapping[str, float]) -> str:
     """A router that hardly chooses any more, in words."""
     return (
         f"{method}, step {int(row['step'])}: a router sends {row['max_expert_share']:.0%} of its tokens to one expert "
         f"first; see {LOAD_FILE}, raise uq4ct.balance_weight or lower uq4ct.router_learning_rate"
     )
+
+
+def storage_of(config: RunConfig, method: str) -> str | None:
+    """Shared storage's folder of a method; None where workers share the run's folder."""
+    path = config.resources.storage_path
+    return None if path is None else joined(path, f"{config.run}/{method}")
 
 
 def overlap_sentences(data: PreparedData) -> list[str]:

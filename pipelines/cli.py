@@ -1,11 +1,13 @@
 """The `caltune` command. Thin: parse, load the run file, call, print, exit code. Heavy imports wait for their command.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 the work failed, 2 bad usage or run file, 4
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, or stopped by SIGTERM with all in place
+for --resume, 1 the work failed, 2 bad usage or run file, 4
 timed out, 5 contact with the job lost, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -15,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from components.errors import CaltuneError, UsageError
+from components.errors import CaltuneError, Interrupted, UsageError
 from pipelines.jobs import add_job_commands
 from pipelines.plan import add_plan_command
 from pipelines.tune_command import add_tune_command
@@ -52,6 +54,13 @@ def main() -> None:
         _fail(str(problem), problem.exit_code)
     except FloatingPointError as problem:
         _fail(str(problem), 1)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _fail(f"{problem}: make room and go on with --resume", 1)
+    except Interrupted as stop:
+        print(f"caltune: {stop}", file=sys.stderr)
+        sys.exit(stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as problem:

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from components.config import RunConfig
 from components.errors import UsageError
 from components.files import write_json
 from components.run_file import config_hash, git_state, save_resolved
+from pipelines.signals import sigterm_interrupts
 
 RUN_FILE, STATE = "config.resolved.yaml", "run.json"
 PACKAGES = ("caltune", "torch", "transformers", "peft", "deepspeed", "ray", "mlflow", "datasets")
@@ -43,13 +44,15 @@ class RunFolder:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:
-        """Runs a stage: marks it as running, then done or failed. The dict yielded is kept with it."""
+        """Runs a stage: marks it as running, then done, failed or interrupted. The dict yielded is kept with it."""
         notes: dict[str, Any] = {}
         self._mark(name, "running", {})
         try:
             yield notes
         except BaseException as problem:
-            self._mark(name, "failed", {"reason": str(problem) or type(problem).__name__})
+            how = "failed" if isinstance(problem, Exception) else "interrupted"
+            with suppress(OSError):  # a full disk; the problem itself is what has to be heard of
+                self._mark(name, how, {"reason": str(problem) or type(problem).__name__})
             raise
         self._mark(name, "done", notes)
 
@@ -75,7 +78,7 @@ def open_run_folder(config: RunConfig, on_existing: OnExisting) -> Iterator[RunF
         on_existing: What to do with a folder that has something in it.
 
     Yields:
-        The folder; `config.resolved.yaml` and `run.json` are in it.
+        The folder; `config.resolved.yaml` and `run.json` are in it. Within it SIGTERM raises `Interrupted`.
 
     Raises:
         UsageError: Another process holds the folder; it is not empty and neither resume nor overwrite was asked for;
@@ -94,7 +97,8 @@ def open_run_folder(config: RunConfig, on_existing: OnExisting) -> Iterator[RunF
         # The state first: a folder without one is taken for somebody else's.
         write_json(path / STATE, state)
         save_resolved(config, path / RUN_FILE)
-        yield RunFolder(path, state)
+        with sigterm_interrupts():
+            yield RunFolder(path, state)
     finally:
         lock.release()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 from components.config import ResourcesConfig
@@ -21,6 +23,7 @@ def connect() -> None:
     machine: dict[str, Any] = {"address": "local", "include_dashboard": False, "num_cpus": os.cpu_count()}
     # Its one warning says that access to the cluster needs a token, which is as it should be.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    handler = signal.getsignal(signal.SIGTERM)
     # Workers get the environment here, in one place (E27).
     ray.init(
         log_to_driver=False,
@@ -28,6 +31,8 @@ def connect() -> None:
         runtime_env={"env_vars": quiet_environment()},
         **({} if os.environ.get("RAY_ADDRESS") else machine),
     )
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray has put its own there, which ends the process at once
 
 
 def cpus_per_worker(resources: ResourcesConfig) -> int:
@@ -40,14 +45,15 @@ def cpus_per_worker(resources: ResourcesConfig) -> int:
 
     total = ray.cluster_resources()
     cores, gpus = int(total.get("CPU", 0)), int(total.get("GPU", 0))
+    least = resources.min_workers or resources.workers
     each = resources.cpus_per_worker or max(cores // resources.workers, 1)
-    if each * resources.workers > cores:
+    if each * least > cores:
         raise UsageError(
-            f"resources: {resources.workers} workers of {each} CPU cores need {each * resources.workers}, "
+            f"resources: {least} workers of {each} CPU cores need {each * least}, "
             f"Ray has {cores}; lower resources.workers or resources.cpus_per_worker"
         )
-    if resources.use_gpu and gpus < resources.workers:
-        raise UsageError(f"resources: {resources.workers} workers need a GPU each, Ray has {gpus}")
+    if resources.use_gpu and gpus < least:
+        raise UsageError(f"resources: {least} workers need a GPU each, Ray has {gpus}")
     return each
 
 

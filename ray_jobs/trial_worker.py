@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from components.config import MethodName, RunConfig
-from components.config_tune import TuneConfig, Value, with_values
+from components.config_population import PbtConfig
+from components.config_tune import Value, with_values
 from components.models.base import ResolvedModel
-from components.training.session import Process, TrainingJob
+from components.training.session import CHECKPOINTS, Process, TrainingJob
+from ray_jobs.trial_outcome import ERROR, evaluations, judged
 from ray_jobs.worker import run_session
-
-ERROR = "error.log"
-NLL = "nll"
-"""What ASHA compares: the NLL of the data that decides."""
 
 
 def trial_config(config: RunConfig, method: MethodName, parameters: Mapping[str, Value], cpus: int | None) -> RunConfig:
@@ -35,18 +34,18 @@ def trial_config(config: RunConfig, method: MethodName, parameters: Mapping[str,
     return RunConfig.model_validate(tree)
 
 
-def run_trial(suggestion: dict[str, Any]) -> None:
-    """Trains a trial and reports its evaluations to Ray Tune.
+def run_trial(task: dict[str, Any]) -> None:
+    """Trains a trial, from its newest checkpoint if it has one, and reports its evaluations to Ray Tune.
 
     The last evaluation is kept back until the adapter is saved: a scheduler that stops the trial upon it would lose
     what has been paid for.
 
     Args:
-        suggestion: `number`, `parameters` and `resume` from the search; `message`, from `as_message`; `folder`, `cpus`.
+        task: `suggestion` from the search; `message`, from `as_message`; `folder`, `cpus`.
     """
     from ray import tune
 
-    message, cpus = suggestion["message"], int(suggestion["cpus"])
+    suggestion, message, cpus = task["suggestion"], task["message"], int(task["cpus"])
     config = RunConfig.model_validate(message["config"])
     section = config.tune
     assert section is not None
@@ -54,30 +53,53 @@ def run_trial(suggestion: dict[str, Any]) -> None:
         config=trial_config(config, message["method"], suggestion["parameters"], cpus),
         method=message["method"],
         data=Path(message["data"]),
-        folder=Path(suggestion["folder"]) / f"{suggestion['number']:03d}",
+        folder=Path(task["folder"]) / f"{suggestion['number']:03d}",
         resolved=ResolvedModel(**message["resolved"]),
         details={**message["details"], "trial": suggestion["number"], "parameters": suggestion["parameters"]},
+        varied=tuple(section.scheduler.keys) if isinstance(section.scheduler, PbtConfig) else (),
     )
     job.folder.mkdir(parents=True, exist_ok=True)
-    last: dict[str, float] = {}
 
-    def report(row: Mapping[str, float]) -> None:
-        last.clear()
-        last.update(row)
+    def report(row: Mapping[str, float], checkpoint: Path | None = None) -> None:
         if row["step"] < job.config.training.steps:
-            tune.report(judged(row, section))
+            _report(judged(row, section), checkpoint if job.varied else None)
 
     try:
+        if job.varied and suggestion["resume"] and tune.get_checkpoint() is None:
+            _report_again(job.folder, report)
         _train(job, resume=bool(suggestion["resume"]), cpus=cpus, report=report)
-    except Exception:
-        (job.folder / ERROR).write_text(traceback.format_exc(), encoding="utf-8")
+    except Exception as problem:
+        log = job.folder / ERROR
+        with log.open("a" if str(log) in str(problem) else "w", encoding="utf-8") as file:  # workers have left theirs
+            file.write(traceback.format_exc())
         raise
-    tune.report(judged(last, section))
+    tune.report(judged(evaluations(job.folder)[-1], section))
 
 
-def judged(row: Mapping[str, float], section: TuneConfig) -> dict[str, float]:
-    """An evaluation with the number that a scheduler compares."""
-    return {**row, NLL: section.figure(row, "nll")}
+def _report(row: dict[str, float], checkpoint: Path | None) -> None:
+    """Reports an evaluation; with a checkpoint that another trial may go on from, a file that names it.
+
+    The checkpoint itself stays where it is: Tune would copy it at every report.
+    """
+    from ray import tune
+
+    if checkpoint is None:
+        tune.report(row)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "checkpoint.json").write_text(json.dumps({"checkpoint": str(checkpoint)}), encoding="utf-8")
+        tune.report(row, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def _report_again(folder: Path, report: Callable[[Mapping[str, float], Path | None], None]) -> None:
+    """Reports the evaluation at the newest checkpoint of a trial that was interrupted.
+
+    It may have been waiting there for an exchange with others, and would not evaluate a second time.
+    """
+    newest = max((folder / CHECKPOINTS).glob("step-*[0-9]"), default=None)
+    row = next((row for row in evaluations(folder) if newest and newest.name == f"step-{int(row['step']):08d}"), None)
+    if row is not None:
+        report(row, newest)
 
 
 def _train(job: TrainingJob, *, resume: bool, cpus: int, report: Any) -> None:
@@ -87,7 +109,12 @@ def _train(job: TrainingJob, *, resume: bool, cpus: int, report: Any) -> None:
 
         torch.set_num_threads(cpus)
         device = "cuda" if job.config.resources.use_gpu else "cpu"
-        run_session(job, Process(device=device), resume=resume, report=report)
+
+        def on_milestone(step: int, values: Mapping[str, float], checkpoint: Path | None) -> None:
+            if values:
+                report({"step": step, **values}, checkpoint)
+
+        run_session(job, Process(device=device), report=on_milestone)
         return
     from ray_jobs.train import train
 
@@ -96,15 +123,6 @@ def _train(job: TrainingJob, *, resume: bool, cpus: int, report: Any) -> None:
             report(row)
 
     train(job, resume=resume, on_row=on_row)
-
-
-def last_words(folder: Path) -> str:
-    """Why a trial failed, in a line."""
-    log = folder / ERROR
-    if not log.exists():
-        return "its process ended without a word, killed perhaps for want of memory"
-    lines = log.read_text(encoding="utf-8").strip().splitlines()
-    return f"{lines[-1].strip() if lines else 'unknown'} (all of it: {log})"
 
 
 def as_message(config: RunConfig, job: TrainingJob) -> dict[str, Any]:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from components.config import RunConfig
 from components.models.base import ResolvedModel
 from components.models.score_questions import SplitScores
+from components.training.loop import Requests, StopRequested, nothing_asked
 from components.training.session import Process, Session, TrainingJob
 from components.training.trace import TraceWriter
+from ray_jobs.worker_files import DATA, RESULT, TRACE, WorkerFiles
 
-TRACE = "trace.jsonl"
-RESULT = "training.json"
+Report = Callable[[int, Mapping[str, float], Path | None], None]
+"""Told by every rank of every evaluation and checkpoint: step, metrics (empty without an evaluation), the checkpoint's
+folder on the rank that wrote it."""
 
 
-def as_message(job: TrainingJob, resume: bool) -> dict[str, Any]:
+def as_message(job: TrainingJob) -> dict[str, Any]:
     """The job as plain data, for Ray to carry. Paths are made absolute: a worker has a current folder of its own."""
     return {
         "config": job.config.model_dump(mode="json"),
@@ -27,61 +34,99 @@ def as_message(job: TrainingJob, resume: bool) -> dict[str, Any]:
         "folder": str(job.folder.resolve()),
         "resolved": asdict(job.resolved),
         "details": dict(job.details),
-        "resume": resume,
+        "varied": list(job.varied),
+        "storage": job.storage,
     }
 
 
-def train_worker(message: dict[str, Any]) -> None:
-    """Trains a method as one rank of Ray Train's process group."""
-    import ray.train
-    import torch
-    from ray.train.torch import get_device
-
-    context = ray.train.get_context()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
-    torch.set_num_threads(int(message["threads"]))
-    job = TrainingJob(
+def from_message(message: Mapping[str, Any]) -> TrainingJob:
+    """The job that `as_message` was given."""
+    return TrainingJob(
         config=RunConfig.model_validate(message["config"]),
         method=message["method"],
         data=Path(message["data"]),
         folder=Path(message["folder"]),
         resolved=ResolvedModel(**message["resolved"]),
         details=message["details"],
+        varied=tuple(message["varied"]),
+        storage=message["storage"],
     )
-    device = str(get_device())
-    run_session(job, Process(rank, world_size, device), resume=message["resume"], report=ray.train.report)
 
 
-def run_session(job: TrainingJob, process: Process, *, resume: bool, report: Any) -> None:
-    """Trains and keeps the trace; rank 0 writes it, every rank reports equally often (E3).
+def train_worker(message: dict[str, Any]) -> None:
+    """Trains a method as one rank of Ray Train's process group, from its newest checkpoint if there is one.
 
-    Ray Train hands a report on every two seconds and holds a worker up that has another one before, so steps go into
-    the trace alone and evaluations to Ray too.
+    A failure that another try cannot mend (wrong data, training that diverged, a full disk) is left in the job's
+    folder, where the driver finds it; after any other Ray Train starts the workers again.
+    """
+    import ray.train
+    import torch
+    from ray.train.torch import get_device
+
+    from ray_jobs.worker_requests import AgreedRequests
+
+    context = ray.train.get_context()
+    process = Process(context.get_world_rank(), context.get_world_size(), str(get_device()))
+    torch.set_num_threads(int(message["threads"]))
+    with _local_job(from_message(message), process.rank) as job:
+        files = WorkerFiles(job)
+        if files.failed():
+            return  # on one rank before: Ray has started all of them again, and once is enough
+        try:
+            run_session(
+                job,
+                process,
+                report=_report_to_ray,
+                requests=AgreedRequests(files.stop_requested, process),
+            )
+        except StopRequested:
+            return
+        except Exception as problem:
+            if not files.keep_final_failure(problem, process.rank, traceback.format_exc()) or process.world_size > 1:
+                raise  # with several ranks: so that Ray ends those that wait for this one
+
+
+def run_session(
+    job: TrainingJob,
+    process: Process,
+    *,
+    report: Report,
+    requests: Requests = nothing_asked,
+) -> None:
+    """Trains from the newest checkpoint, if there is one, and keeps the trace, which rank 0 writes.
 
     Args:
         job: What to train.
         process: Which rank this is.
-        resume: Continue from the newest checkpoint.
-        report: Called with the metrics of every evaluation by every rank.
+        report: Told of evaluations and checkpoints by every rank equally often (E3).
+        requests: Asked after every step.
+
+    Raises:
+        StopRequested: It was asked to stop, and there is a checkpoint to go on from.
     """
     from components.evaluation.score_split import traced_metrics
     from components.files import write_json
 
     trace: TraceWriter | None = None
+    files = WorkerFiles(job)
 
     def on_step(steps_taken: int, values: Mapping[str, float]) -> None:
         if trace is not None:
             trace.add(steps_taken, values)
-        if any("/" in name for name in values):  # <split>/<metric>: there was an evaluation
-            report({"step": steps_taken, **values})
+
+    def on_milestone(steps_taken: int, values: Mapping[str, float], checkpoint: Path | None) -> None:
+        if process.rank == 0:
+            files.share()
+        report(steps_taken, values, checkpoint)
 
     def judge(scores: SplitScores) -> dict[str, float]:
         return traced_metrics(scores, job.config.evaluation.bins)
 
-    session = Session(job, process, judge, on_step)
-    taken = session.resume() if resume else 0
+    session = Session(job, process, judge, on_step, on_milestone, requests)
+    taken = session.resume()
     if process.rank == 0:
         trace = TraceWriter(job.folder / TRACE, resume_from=taken)
+        files.note_start(taken, process.world_size, session.passed_over)
     try:
         result = session.train()
     finally:
@@ -89,6 +134,39 @@ def run_session(job: TrainingJob, process: Process, *, resume: bool, report: Any
             trace.close()
     if process.rank == 0:
         write_json(job.folder / RESULT, {"kept_step": result.kept_step, "last_step": result.last_step})
+        files.share_result()
+
+
+def _report_to_ray(step: int, values: Mapping[str, float], checkpoint: Path | None) -> None:
+    """Hands metrics and a pointer to the checkpoint to Ray Train.
+
+    The checkpoint itself stays where it is: what Ray keeps of it would be lost to a run that is started anew, and Ray
+    refuses to go on where one that it knows of is gone.
+    """
+    import ray.train
+
+    if checkpoint is None:
+        ray.train.report({"step": step, **values})
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "checkpoint.txt").write_text(str(checkpoint), encoding="utf-8")
+        pointer = ray.train.Checkpoint.from_directory(folder)
+        ray.train.report({"step": step, **values}, pointer, checkpoint_dir_name=f"{checkpoint.name}-{os.getpid()}")
+
+
+@contextmanager
+def _local_job(job: TrainingJob, rank: int) -> Iterator[TrainingJob]:
+    """The job with folders on this node: its own, or a scratch folder with the data from shared storage."""
+    if job.storage is None:
+        yield job
+        return
+    scratch = Path(tempfile.mkdtemp(prefix=f"caltune-{job.config.run}-{rank}-"))
+    try:
+        local = replace(job, data=scratch / DATA, folder=scratch / job.method)
+        WorkerFiles(local).fetch(local.data)
+        yield local
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def quiet_environment() -> dict[str, str]:

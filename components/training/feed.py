@@ -42,14 +42,18 @@ class Feed:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_sampler", StepSampler(len(self.questions), self.batch_size, self.seed))
 
+    def indices(self, step: int) -> list[int]:
+        """Indices of the questions of a step's whole batch."""
+        return self._sampler.indices(step)
+
     def share(self, step: int) -> Batch:
         """This rank's part of a step's batch."""
-        mine = self._sampler.indices(step)[self.rank :: self.world_size]
+        mine = self.indices(step)[self.rank :: self.world_size]
         return collate([self.questions[i] for i in mine], self.pad_id, self.options).to(self.device)
 
     def global_answer_tokens(self, step: int) -> int:
         """Answer tokens in the step's whole batch, known to every rank without asking."""
-        return sum(len(q.options[q.answer]) for q in (self.questions[i] for i in self._sampler.indices(step)))
+        return sum(len(q.options[q.answer]) for q in (self.questions[i] for i in self.indices(step)))
 
 
 def seed_dropout(seed: int, step: int, rank: int) -> None:

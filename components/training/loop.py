@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from components.config import TrainingConfig
 from components.training.checkpoints import Checkpoints
 from components.training.parameter_space import ParameterSpace, Rate
+from components.training.resumption import Resumption
 from components.training.steps import TrainingStep
 from components.training.stopping import SplitMetrics, StopRule, StopState
 
@@ -24,6 +27,32 @@ Evaluate = Callable[[], Mapping[str, SplitMetrics]]
 OnStep = Callable[[int, Mapping[str, float]], None]
 """Told of every step: steps taken so far (0 before the first) and the trace values; called by every rank equally often
 (E3)."""
+
+
+OnMilestone = Callable[[int, Mapping[str, float], Path | None], None]
+"""Told of every step with an evaluation or a checkpoint: steps taken, the trace values (empty without an evaluation),
+and the checkpoint's folder on the rank that wrote it; called by every rank equally often (E3)."""
+
+Request = Literal["stop", "checkpoint"]
+Requests = Callable[[], Request | None]
+"""What was asked of the run from outside since the last call; the same answer on every rank at every step."""
+
+
+class StopRequested(Exception):  # noqa: N818  # a wish, no error
+    """The run was asked to stop and has left a checkpoint. `step`: steps taken."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped at step {step}")
+        self.step = step
+
+
+def nothing_asked() -> Request | None:
+    """For a run that nobody interrupts."""
+    return None
+
+
+def nothing_told(step: int, values: Mapping[str, float], checkpoint: Path | None) -> None:
+    """For a run whose milestones nobody follows."""
 
 
 RatesAt = Callable[[int], Mapping[Rate, float]]
@@ -57,6 +86,9 @@ class TrainingLoop:
         checkpoints: Where to keep states.
         evaluate: Judges validation data.
         on_step: Reporter.
+        resumption: Describes where the run stands and checks that it goes on from there; None checks nothing.
+        on_milestone: Told of evaluations and checkpoints.
+        requests: Asked after every step.
     """
 
     def __init__(
@@ -70,9 +102,13 @@ class TrainingLoop:
         checkpoints: Checkpoints,
         evaluate: Evaluate,
         on_step: OnStep,
+        resumption: Resumption | None = None,
+        on_milestone: OnMilestone = nothing_told,
+        requests: Requests = nothing_asked,
     ) -> None:
         self.space, self.step, self.config, self.rates_at = space, step, config, rates_at
         self.stop, self.checkpoints, self.evaluate, self.on_step = stop, checkpoints, evaluate, on_step
+        self.resumption, self.on_milestone, self.requests = resumption, on_milestone, requests
         self.taken = 0
 
     def resume(self) -> int:
@@ -82,13 +118,19 @@ class TrainingLoop:
             Steps already taken.
 
         Raises:
-            CheckpointError: The checkpoint is of another run or none can be read.
+            CheckpointError: The checkpoint is of another run, cannot be continued exactly, does not give the loss that
+                it was saved with, or none can be read.
         """
         newest = self.checkpoints.newest()
-        if newest is not None:
-            self.space.load_state_dict(newest.state)
-            self.stop.state = StopState(**newest.stop)  # type: ignore[arg-type]
-            self.taken = newest.step
+        if newest is None:
+            return 0
+        if self.resumption is not None:
+            self.resumption.check_before_loading(newest.step, newest.written)
+        self.space.load_state_dict(newest.state)
+        if self.resumption is not None:
+            self.resumption.check_loaded(newest.step, newest.written)
+        self.stop.state = StopState(**newest.stop)  # type: ignore[arg-type]
+        self.taken = newest.step
         return self.taken
 
     def run(self) -> LoopResult:
@@ -97,9 +139,10 @@ class TrainingLoop:
         Raises:
             CheckpointError: The state to keep cannot be read back.
             FloatingPointError: Training diverged.
+            StopRequested: It was asked to stop.
         """
         if self.taken == 0:
-            self._evaluate_and_judge({})
+            self.on_milestone(0, self._evaluate_and_judge({}), None)
         while self.taken < self.config.steps and not self.stop.state.ended:
             self._one_step()
         return self._result()
@@ -109,14 +152,21 @@ class TrainingLoop:
         values = dict(self.step(self.taken))
         self.taken += 1
         last = self.taken == self.config.steps
-        if last or self.taken % self.config.evaluate_every == 0:
-            self._evaluate_and_judge(values)
+        evaluated = last or self.taken % self.config.evaluate_every == 0
+        if evaluated:
+            values = self._evaluate_and_judge(values)
         else:
             self.on_step(self.taken, values)
-        if last or self.stop.state.ended or self.taken % self.config.checkpoint_every == 0:
-            self._checkpoint()
+        ended = last or self.stop.state.ended
+        request = self.requests()
+        due = ended or request is not None or self.taken % self.config.checkpoint_every == 0
+        written = self._checkpoint() if due else None
+        if evaluated or due:
+            self.on_milestone(self.taken, values if evaluated else {}, written)
+        if request == "stop" and not ended:
+            raise StopRequested(self.taken)
 
-    def _evaluate_and_judge(self, values: dict[str, float]) -> None:
+    def _evaluate_and_judge(self, values: dict[str, float]) -> dict[str, float]:
         metrics = self.evaluate()
         keep = self.stop.judge(self.taken, metrics)
         if keep:
@@ -126,12 +176,14 @@ class TrainingLoop:
             _barrier()
         values |= {f"{split}/{name}": value for split, of in metrics.items() for name, value in of.items()}
         self.on_step(self.taken, values)
+        return values
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self) -> Path | None:
         state = self.space.state_dict()
-        if _publishes():
-            self.checkpoints.save(self.taken, state, self.stop.as_dict())
+        written = self.resumption.describe(self.taken) if self.resumption is not None else {}
+        path = self.checkpoints.save(self.taken, state, self.stop.as_dict(), written) if _publishes() else None
         _barrier()
+        return path
 
     def _result(self) -> LoopResult:
         kept = self.stop.state.kept_step

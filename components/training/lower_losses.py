@@ -24,6 +24,9 @@ from components.training.parameter_space import sum_tensors_over_ranks
 class LowerLoss(Protocol):
     """A loss on S_T at the space's present point; the same batch and dropout masks until `begin` is called again."""
 
+    feed: Feed
+    """S_T."""
+
     def begin(self, step: int) -> None:
         """Takes up the batch of step number `step`, counted from 0."""
         ...

@@ -17,26 +17,40 @@ from torch import nn
 
 from components.config import MethodName, MixLoraConfig, RunConfig
 from components.config_methods import StopConfig
+from components.data.batching import collate
 from components.data.prepare import PreparedData, load_prepared
 from components.data.prompts import EncodedQuestion, PromptEncoder
 from components.models.adapter import attach_adapter, trainable_parameters
-from components.models.adapter_files import AdapterRecord, save_adapter
 from components.models.base import ResolvedModel, load_model, load_tokenizer
 from components.models.calibration_head import CalibrationHead
 from components.models.score_questions import SplitScores, score_questions
-from components.models.scoring import ScoringModel
+from components.models.scoring import ScoringModel, apply_head
 from components.run_file import config_hash
+from components.storage import Storage
 from components.training.checkpoints import Checkpoints
 from components.training.expert_load import LOAD_FILE, ExpertLoadLog
 from components.training.feed import Feed
-from components.training.loop import LoopResult, OnStep, TrainingLoop
+from components.training.loop import (
+    LoopResult,
+    OnMilestone,
+    OnStep,
+    Requests,
+    TrainingLoop,
+    nothing_asked,
+    nothing_told,
+)
 from components.training.lower_losses import AnswerLoss, LowerLoss, Uq4ctLoss, options_needed
 from components.training.methods import METHODS
+from components.training.objectives.cross_entropy import cross_entropy_sum
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
 from components.training.recompute import recompute_activations
+from components.training.result import save_result
+from components.training.resumption import FLOAT32_TOLERANCE, HALF_TOLERANCE, Resumption
 from components.training.schedule import learning_rates
 from components.training.steps import CalmStep, SupervisedStep, TrainingStep
 from components.training.stopping import SplitMetrics, StopRule
+
+CHECKPOINTS = "checkpoints"
 
 Judge = Callable[[SplitScores], SplitMetrics]
 
@@ -52,6 +66,8 @@ class TrainingJob:
         folder: The method's folder: `checkpoints/` and `adapter/` go here.
         resolved: The base model.
         details: Anything to keep with the adapter (run id, git commit).
+        varied: Dotted keys of the run file that may differ between a checkpoint and what goes on from it.
+        storage: Shared storage's folder of the method, as a URI; None where all workers share `folder`.
     """
 
     config: RunConfig
@@ -60,6 +76,8 @@ class TrainingJob:
     folder: Path
     resolved: ResolvedModel
     details: Mapping[str, Any] = field(default_factory=dict)
+    varied: tuple[str, ...] = ()
+    storage: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +97,19 @@ class Session:
         process: Which process this is.
         judge: Turns validation scores into metrics.
         on_step: Told of every step on every rank.
+        on_milestone: Told of every evaluation and checkpoint on every rank.
+        requests: Asked after every step on every rank.
     """
 
-    def __init__(self, job: TrainingJob, process: Process, judge: Judge, on_step: OnStep) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        process: Process,
+        judge: Judge,
+        on_step: OnStep,
+        on_milestone: OnMilestone = nothing_told,
+        requests: Requests = nothing_asked,
+    ) -> None:
         self.job, self.process, self.judge = job, process, judge
         self.method = METHODS[job.method]
         config = job.config
@@ -105,9 +133,12 @@ class Session:
             config.training,
             rates_at=partial(learning_rates, config=config),
             stop=StopRule(config.calm.stop if self.method.bilevel else StopConfig(rule="budget")),
-            checkpoints=Checkpoints(job.folder / "checkpoints", self._identity(), config.training.keep_checkpoints),
+            checkpoints=self._checkpoints(),
             evaluate=self._evaluator(),
             on_step=on_step,
+            resumption=self._resumption(),
+            on_milestone=on_milestone,
+            requests=requests,
         )
 
     def resume(self) -> int:
@@ -117,12 +148,17 @@ class Session:
             Steps already taken.
 
         Raises:
-            CheckpointError: It belongs to a run with other settings, or none can be read.
+            CheckpointError: It belongs to a run with other settings, cannot be continued exactly, or none can be read.
         """
         taken = self.loop.resume()
         if self.load_log is not None:
             self.load_log.resume(taken)
         return taken
+
+    @property
+    def passed_over(self) -> list[str]:
+        """Checkpoints that `resume` could not read, a sentence each."""
+        return self.loop.checkpoints.passed_over
 
     def train(self) -> LoopResult:
         """Trains to the end and writes the adapter folder (rank 0).
@@ -133,7 +169,7 @@ class Session:
         self.module.train()  # a resumed run begins with a step, not with the evaluation that switches back to training
         result = self.loop.run()
         if self.process.rank == 0:
-            self._save(result)
+            save_result(self.job, result, self.model, self.head, self.tokenizer, self.spec)
         return result
 
     def _new_head(self, base: nn.Module) -> CalibrationHead | None:
@@ -230,36 +266,40 @@ class Session:
         if self.load_log is not None and isinstance(self.lower, Uq4ctLoss) and self.lower.load is not None:
             self.load_log.add(self.loop.taken, self.lower.load)
 
+    def _checkpoints(self) -> Checkpoints:
+        storage = Storage(self.job.storage) / CHECKPOINTS if self.job.storage else None
+        keep = self.job.config.training.keep_checkpoints
+        return Checkpoints(self.job.folder / CHECKPOINTS, self._identity(), keep, storage)
+
     def _identity(self) -> str:
         hashes = [self.data.splits[name].content_hash for name in sorted(self.data.splits)]
-        return "-".join([config_hash(self.job.config), self.job.method, *(h[:12] for h in hashes)])
+        settings = config_hash(self.job.config, without=self.job.varied)
+        return "-".join([settings, self.job.method, *(h[:12] for h in hashes)])
 
-    def _save(self, result: LoopResult) -> None:
-        values = {k.removeprefix("value/"): v for k, v in result.state.items() if k.startswith("value/")}
-        head = self.head
-        if head is not None:
-            with torch.no_grad():
-                for name, parameter in head.named_parameters():
-                    if f"alpha.{name}" in values:
-                        parameter.copy_(values[f"alpha.{name}"])
-        record = AdapterRecord(
-            method=self.job.method,
-            steps=result.kept_step,
-            prompt=self.job.config.data.prompt,
-            details={**self.job.details, "last_step": result.last_step},
-            balance_weight=self.job.config.uq4ct.balance_weight if self.method.lower == "uq4ct" else None,
+    def _resumption(self) -> Resumption:
+        config = self.job.config
+        sharding = config.resources.deepspeed
+        return Resumption(
+            self.lower.feed,
+            self._probe(),
+            noise=config.noise_of(self.job.method),
+            zero_stage=sharding.stage if sharding else None,
+            tolerance=FLOAT32_TOLERANCE if config.model.dtype == "float32" else HALF_TOLERANCE,
         )
-        save_adapter(
-            self.job.folder / "adapter",
-            model=self.model,
-            state={k.removeprefix("theta."): v for k, v in values.items() if k.startswith("theta.")},
-            head=head,
-            tokenizer=self.tokenizer,
-            config=self.job.config.model,
-            adapter=self.spec,
-            resolved=self.job.resolved,
-            record=record,
-        )
+
+    def _probe(self) -> Callable[[], float]:
+        """Mean cross-entropy in nats of the answers of the first validation questions, without dropout."""
+        questions = self._encoded("validation")[: self.job.config.training.batch_size]
+        batch = collate(questions, int(self.tokenizer.pad_token_id), "gold").to(self.process.device)  # type: ignore[arg-type]
+
+        @torch.no_grad()
+        def probe() -> float:
+            self.module.eval()
+            logits = apply_head(self.head, self.module(batch))
+            self.module.train()
+            return float(cross_entropy_sum(logits, batch)) / len(batch.entry_token)
+
+        return probe
 
 
 def validation_splits(data: PreparedData) -> tuple[str, ...]:

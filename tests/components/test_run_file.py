@@ -246,10 +246,13 @@ def test_hash_depends_on_what_decides_results_alone(run_file):
     plain = config_hash(load_run_file(path))
     assert len(plain) == 64
     same = ["output_dir=/elsewhere", "tracking.uri=http://x", "tracking.enabled=false", "model.adapter.alpha=16.0"]
+    same += ["resources.workers=2", "resources.deepspeed={stage: 3}", "evaluation.actors=2"]
     for override in same:
         assert config_hash(load_run_file(path, [override])) == plain, override
     for override in ("seed=1", "run=other", "model.adapter.alpha=16.5", "methods=[sft, base, calm]"):
         assert config_hash(load_run_file(path, [override])) != plain, override
+    other = load_run_file(path, ["calm.eta=0.7"])
+    assert config_hash(other, without=["calm.eta"]) == config_hash(load_run_file(path), without=["calm.eta"])
 
 
 def test_schema_describes_every_key():

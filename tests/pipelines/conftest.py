@@ -75,12 +75,18 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `caltune` as leader of a process group of its own, writing `<name>.out` and `.err` into a folder."""
     begun: list[subprocess.Popen[str]] = []
 
-    def begin(folder: Path, *arguments: str | Path, name: str = "caltune") -> subprocess.Popen[str]:
+    def begin(
+        folder: Path, *arguments: str | Path, name: str = "caltune", env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
         with (folder / f"{name}.out").open("w") as out, (folder / f"{name}.err").open("w") as err:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pipelines.cli", *map(str, arguments)],
                 cwd=ROOT,
-                env={key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "RAY_"))},
+                env={key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "RAY_"))}
+                # At Ray's 15 a test's workers wait for whatever else is going on; and Ray must not end them because
+                # something else takes the memory.
+                | {"RAY_worker_niceness": "0", "RAY_memory_monitor_refresh_ms": "0"}
+                | (env or {}),
                 stdout=out,
                 stderr=err,
                 text=True,

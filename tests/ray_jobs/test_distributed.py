@@ -10,13 +10,16 @@ of the rate; the rates are chosen so that 1e-6 is above that and far below what 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from components.config import ResourcesConfig
 from components.models.adapter_files import verify_adapter
 from components.training.session import Process, TrainingJob
 from ray_jobs.train import train
@@ -51,7 +54,7 @@ def single(make_job: Callable[..., TrainingJob]) -> dict[str, TrainingJob]:
     jobs = {}
     for way, method in METHOD.items():
         jobs[way] = make_job(f"single-{way}", method, training=TRAINING, calm=calm(ENTROPY[way]), uq4ct=UQ4CT)
-        run_session(jobs[way], Process(), resume=False, report=lambda values: None)
+        run_session(jobs[way], Process(), report=lambda step, values, checkpoint: None)
     return jobs
 
 
@@ -72,11 +75,36 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_alpha_and_theta_are_the_single_processes(pair):
     one, two, _ = pair
-    expected, found = final_state(one.folder), final_state(two.folder)
+    assert_close(final_state(two.folder), final_state(one.folder), 1e-6)
+
+
+def test_a_checkpoint_of_two_workers_goes_on_on_one(pair, tmp_path):
+    _, two, _ = pair
+    resources = two.config.resources.model_copy(update={"workers": 1, "deepspeed": None})
+    job = cut_short(two, tmp_path / two.method, resources)
+    run_session(job, Process(), report=lambda step, values, checkpoint: None)
+    assert_close(final_state(job.folder), final_state(two.folder), 1e-5)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_one_worker_goes_on_on_two(pair, tmp_path):
+    one, two, _ = pair
+    job = cut_short(one, tmp_path / one.method, two.config.resources)
+    train(job, resume=True, on_row=lambda row: None)
+    assert_close(final_state(job.folder), final_state(one.folder), 1e-5)
+
+
+def cut_short(job: TrainingJob, folder: Path, resources: ResourcesConfig) -> TrainingJob:
+    """The job as it stood at half of its steps, to go on with other resources."""
+    shutil.copytree(job.folder, folder, ignore=shutil.ignore_patterns("ray", "adapter", f"step-{STEPS:08d}"))
+    return replace(job, folder=folder, config=job.config.model_copy(update={"resources": resources}))
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float) -> None:
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         if key.startswith("value/"):
-            torch.testing.assert_close(found[key], value, rtol=0.0, atol=1e-6)
+            torch.testing.assert_close(found[key], value, rtol=0.0, atol=tolerance)
 
 
 def test_they_have_moved_far_more_than_the_tolerance(pair):

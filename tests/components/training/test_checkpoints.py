@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from components.errors import CheckpointError
+from components.storage import Storage
 from components.training.checkpoints import MANIFEST, STATE, Checkpoints
 
 KILLED_BEFORE_THE_RENAME = """
@@ -117,6 +118,48 @@ def test_another_runs_checkpoint_is_refused_not_passed_over(checkpoints):
     save(other, 4)
     with pytest.raises(CheckpointError, match=r"step-00000004 was written with other settings.*--overwrite"):
         checkpoints.newest()
+
+
+class TestSharedStorage:
+    """Ranks on two nodes, each with a folder of its own."""
+
+    @pytest.fixture
+    def nodes(self, tmp_path: Path) -> tuple[Checkpoints, Checkpoints]:
+        storage = Storage(str(tmp_path / "shared"))
+        return tuple(Checkpoints(tmp_path / name, "run", 2, storage) for name in ("one", "two"))
+
+    def test_what_one_writes_the_other_reads(self, nodes):
+        one, two = nodes
+        one.save_kept(3, {"value/x": torch.arange(3.0)})
+        save(one, 4, kept_step=3)
+        assert two.kept(3).state["value/x"].tolist() == [0.0, 1.0, 2.0]
+        assert two.newest().step == 4
+        assert names(two) == names(one)
+
+    def test_what_one_removes_is_gone(self, nodes):
+        one, two = nodes
+        save(one, 2, 4, 6)
+        assert two.newest().step == 6
+        assert names(two) == one.storage.names() == ["step-00000004", "step-00000006"]
+
+    def test_one_cut_off_on_the_way_is_passed_over(self, nodes):
+        one, two = nodes
+        save(one, 2)
+        one.storage.put(one.folder / "step-00000002" / STATE, f"step-00000004/{STATE}")
+        assert two.newest().step == 2
+        assert "step-00000004 is damaged" in two.passed_over[0]
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do(checkpoints, monkeypatch):
+    save(checkpoints, 2)
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("components.training.checkpoints.save_file", full)
+    with pytest.raises(CheckpointError, match=r"checkpoint at step 4 cannot .*No space left.*go on with --resume"):
+        save(checkpoints, 4)
+    assert names(checkpoints) == ["step-00000002"]
 
 
 class TestKept:

@@ -12,7 +12,7 @@ from components.config import TrainingConfig
 from components.config_methods import StopConfig
 from components.errors import CheckpointError
 from components.training.checkpoints import Checkpoints
-from components.training.loop import LoopResult, TrainingLoop
+from components.training.loop import LoopResult, StopRequested, TrainingLoop
 from components.training.objectives.cross_entropy import cross_entropy_sum
 from components.training.parameter_space import TorchSpace, block_groups
 from components.training.schedule import rate_factor
@@ -108,6 +108,44 @@ class TestWhatIsKept:
         again.resume()
         with pytest.raises(CheckpointError, match="kept-00000009"):
             again.run()
+
+
+class TestRequests:
+    """What is asked from outside: `stop` and `checkpoint`."""
+
+    @staticmethod
+    def asked(run: Counter, folder: Path, at: int, word: str):
+        loop = run.loop(folder)
+        loop.requests = lambda: word if loop.taken == at else None
+        return loop
+
+    def test_stop_leaves_a_checkpoint_and_goes_on_as_if_nothing_had_been(self, tmp_path):
+        whole = Counter(NLL)
+        expected = kept(whole.loop(tmp_path / "whole").run())
+        run = Counter(NLL)
+        loop = self.asked(run, tmp_path, 5, "stop")  # checkpoints are due at even steps
+        with pytest.raises(StopRequested, match="stopped at step 5"):
+            loop.run()
+        resumed = Counter(NLL)
+        again = resumed.loop(tmp_path)
+        assert again.resume() == 5
+        assert kept(again.run()) == expected
+        assert run.rows + resumed.rows == whole.rows
+
+    def test_stop_at_the_last_step_ends_as_ever(self, tmp_path):
+        assert kept(self.asked(Counter(NLL), tmp_path, STEPS, "stop").run()) == (9, 10, 9.0)
+
+    def test_a_checkpoint_out_of_turn(self, tmp_path):
+        loop = self.asked(Counter(NLL), tmp_path, 7, "checkpoint")
+        told: list[tuple] = []
+        loop.on_milestone = lambda step, values, path: told.append(
+            (step, "validation/nll" in values, path and path.name)
+        )
+        loop.run()
+        assert (7, False, "step-00000007") in told
+        assert (3, True, None) in told
+        assert (6, True, "step-00000006") in told
+        assert [step for step, _, _ in told] == [0, 2, 3, 4, 6, 7, 8, 9, 10]
 
 
 class TestReports:

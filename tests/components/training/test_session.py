@@ -16,6 +16,7 @@ from components.data.prepare import prepare
 from components.errors import CheckpointError
 from components.models.adapter_files import load_adapter, verify_adapter
 from components.models.base import load_model, resolve_model
+from components.training.loop import LoopResult
 from components.training.methods import METHODS
 from components.training.session import Process, Session, TrainingJob, validation_splits
 
@@ -220,8 +221,13 @@ def test_a_model_with_dropout_of_its_own_is_resumed_in_training_mode(job):
     task = job("mode", "sft")
     session = Session(task, Process(), lambda scores: {}, lambda taken, values: None)
     seen = []
-    session.loop.run = lambda: seen.append({module.training for module in session.module.modules()})
-    session._save = lambda result: None
+    run = session.loop.run
+
+    def watched() -> LoopResult:
+        seen.append({module.training for module in session.module.modules()})
+        return run()
+
+    session.loop.run = watched
     session.train()
     assert seen == [{True}]
 

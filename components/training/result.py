@@ -1,0 +1,65 @@
+"""What a training leaves behind: the kept state as an adapter folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from components.config import AdapterSpec
+from components.models.adapter_files import AdapterRecord, save_adapter
+from components.models.calibration_head import CalibrationHead
+from components.training.loop import LoopResult
+from components.training.methods import METHODS
+
+if TYPE_CHECKING:
+    from components.training.session import TrainingJob
+
+
+def save_result(
+    job: TrainingJob,
+    result: LoopResult,
+    model: nn.Module,
+    head: CalibrationHead | None,
+    tokenizer: PreTrainedTokenizerBase,
+    adapter: AdapterSpec,
+) -> None:
+    """Writes `adapter/` from the state that the stop rule kept; the head takes its values over.
+
+    Args:
+        job: What was trained.
+        result: How it ended.
+        model: With the adapter in it; its own values are not read.
+        head: The calibration head, if there is one.
+        tokenizer: Goes with the adapter.
+        adapter: What was put into the model.
+
+    Raises:
+        ModelError: What was written cannot be read back whole.
+    """
+    values = {k.removeprefix("value/"): v for k, v in result.state.items() if k.startswith("value/")}
+    if head is not None:
+        with torch.no_grad():
+            for name, parameter in head.named_parameters():
+                if f"alpha.{name}" in values:
+                    parameter.copy_(values[f"alpha.{name}"])
+    record = AdapterRecord(
+        method=job.method,
+        steps=result.kept_step,
+        prompt=job.config.data.prompt,
+        details={**job.details, "last_step": result.last_step},
+        balance_weight=job.config.uq4ct.balance_weight if METHODS[job.method].lower == "uq4ct" else None,
+    )
+    save_adapter(
+        job.folder / "adapter",
+        model=model,
+        state={k.removeprefix("theta."): v for k, v in values.items() if k.startswith("theta.")},
+        head=head,
+        tokenizer=tokenizer,
+        config=job.config.model,
+        adapter=adapter,
+        resolved=job.resolved,
+        record=record,
+    )
