@@ -7,9 +7,10 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, model_serializer, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_serializer, model_validator
 
 from components.config_base import Fraction, Positive, Strict
+from components.config_population import PbtConfig, check_population
 
 Value = bool | int | float | str
 SEARCHED_SECTIONS = {
@@ -66,10 +67,21 @@ class AshaConfig(Strict):
     A stopped trial is not taken up again.
     """
 
+    kind: Literal["asha"] = "asha"
     grace_steps: int | None = Field(None, ge=1)
     """No trial is stopped before this step; null takes `training.evaluate_every`."""
     reduction_factor: Annotated[float, Field(gt=1)] = 3.0
     """One in this many goes on from grace_steps, from this many times grace_steps, and so on."""
+
+
+def _kind_of(scheduler: Any) -> str | None:
+    """Which kind a scheduler section is; one that does not say so is `asha`."""
+    return scheduler.get("kind", "asha") if isinstance(scheduler, dict) else getattr(scheduler, "kind", None)
+
+
+SchedulerConfig = Annotated[
+    Annotated[AshaConfig, Tag("asha")] | Annotated[PbtConfig, Tag("pbt")], Discriminator(_kind_of)
+]
 
 
 class TuneConfig(Strict):
@@ -80,7 +92,8 @@ class TuneConfig(Strict):
     trials: int = Field(24, ge=1)
     """Trials to run, failed and stopped ones included. The first takes the run file's own values."""
     concurrency: int = Field(1, ge=1)
-    """Trials at a time; the cores are divided among them unless `resources.cpus_per_worker` says how many each gets."""
+    """Trials at a time; the cores are divided among them unless `resources.cpus_per_worker` says how many each gets.
+    With `pbt` as many run as fit."""
     space: Annotated[dict[str, Dimension], Field(min_length=1)]
     """Dotted keys of the run file, each with its values, e.g. `calm.eta: {uniform: [0.1, 1.0]}`."""
     mode: Literal["constrained", "pareto"] = "constrained"
@@ -95,8 +108,8 @@ class TuneConfig(Strict):
     confidence: Literal["softmax", "flc"] = "softmax"
     """Whose ECE: the option softmax's, or the router confidence's, for methods that have routers. A confidence that is
     the same for every question can have a low ECE too."""
-    scheduler: AshaConfig | None = AshaConfig()
-    """Early stopping; null trains every trial to its end."""
+    scheduler: SchedulerConfig | None = AshaConfig()
+    """Early stopping (`kind: asha`) or population based training (`kind: pbt`); null trains every trial to its end."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> TuneConfig:
@@ -117,14 +130,14 @@ class TuneConfig(Strict):
 
 
 def check_space(config: BaseModel, tune: TuneConfig) -> None:
-    """Checks that every searched key is one that the method reads and that the key takes all of its values.
+    """Checks that every searched key is one that the method reads, that it takes all of its values, and the scheduler.
 
     Args:
         config: The whole run; its `tune` is left aside.
         tune: The search.
 
     Raises:
-        ValueError: Names the key and what is wrong, and a near name where there is one.
+        ValueError: Names the key and what is wrong, and a near name where there is one; or why the scheduler cannot.
     """
     known = dict(_leaves(type(config), ""))
     sections = SEARCHED_SECTIONS[tune.method]
@@ -145,6 +158,8 @@ def check_space(config: BaseModel, tune: TuneConfig) -> None:
             problem = _problem_with(config, key, value)
             if problem:
                 raise ValueError(f"tune.space: '{key}' does not take {value!r}: {problem}")
+    if isinstance(tune.scheduler, PbtConfig):
+        check_population(config, tune.scheduler, tune.space, tune.trials)
 
 
 def with_values(tree: dict[str, Any], values: dict[str, Value]) -> dict[str, Any]:

@@ -134,15 +134,30 @@ def _resources(config: RunConfig) -> Finding:
 
 def _search(config: RunConfig) -> Finding:
     """How many trials of the run file's search fit at once."""
-    import torch
-
     from ray_jobs.tune import room_for
 
     assert config.tune is not None
-    if os.environ.get("RAY_ADDRESS"):
-        return Finding("search", "checked against the cluster when it starts")
-    machine = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
     try:
-        return Finding("search", room_for(config.tune, config.resources, machine).sentence)
+        return Finding("search", room_for(config.tune, config.resources, _nodes()).sentence)
     except CaltuneError as problem:
         return Finding("search", str(problem), False)
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Resources of each node of the cluster that RAY_ADDRESS names, or of this machine.
+
+    Raises:
+        CaltuneError: The cluster does not answer.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if address is None:
+        import torch
+
+        return [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
+    from ray.util.state import list_nodes
+
+    try:
+        nodes = list_nodes(address, filters=[("state", "=", "ALIVE")], timeout=10, detail=True)
+    except Exception as problem:  # of many kinds, from requests, grpc and Ray
+        raise CaltuneError(f"the cluster at {address} (RAY_ADDRESS) cannot be asked: {problem}") from problem
+    return [dict(node.resources_total) for node in nodes]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from components.config import RunConfig
+from components.config_population import PbtConfig
 from components.config_tune import TuneConfig
 from components.errors import UsageError
 from components.models.base import ResolvedModel
@@ -19,9 +22,10 @@ from pipelines.run_folder import OnExisting, RunFolder, open_run_folder
 from pipelines.tune_result import words_of, write_result
 from ray_jobs.cluster import connect
 from ray_jobs.trial_choice import Objective
+from ray_jobs.trial_outcome import outcome
 from ray_jobs.trial_table import REFERENCE, Trial, TrialTable
 from ray_jobs.trial_worker import trial_config
-from ray_jobs.tune import outcome, room_for, search
+from ray_jobs.tune import room_for, search
 
 FOLDER, TABLE = "tune", "trials.jsonl"
 _STATUS: dict[str, Status] = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
@@ -43,16 +47,22 @@ def tune(
         Content of `tune/search.json`.
 
     Raises:
-        UsageError: There is nothing to search, or not the room for one trial.
+        UsageError: There is nothing to search, not the room for one trial, or nodes that share no folder.
         CaltuneError: No trial was finished; the table says why.
     """
     if config.tune is None:
         raise UsageError("the run file has no section 'tune': name a method and the space to search")
     section = config.tune
+    if config.resources.storage_path is not None:
+        raise UsageError(
+            "a search compares trials by what is in their folders, so all nodes must see output_dir: put it on a "
+            "shared file system and leave resources.storage_path out (--set resources.storage_path=null)"
+        )
     import ray
 
     connect()
-    room = room_for(section, config.resources, ray.cluster_resources())
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = room_for(section, config.resources, nodes)
     with open_run_folder(config, on_existing) as folder, ending(open_logger(config, folder.path)) as logger:
         stages = Calibration(config, folder, base_folder, logger, reporter)
         stages.prepare()
@@ -140,6 +150,9 @@ class _Log:
     def __init__(self, logger: Logger, reporter: Reporter, objective: Objective, wanted: int) -> None:
         self.logger, self.reporter, self.objective, self.wanted = logger, reporter, objective, wanted
         self._open: dict[int, Logger] = {}
+        scheduler = objective.tune.scheduler
+        self._changing = scheduler.keys if isinstance(scheduler, PbtConfig) else []
+        self._taken: Counter[int] = Counter()
 
     def __enter__(self) -> _Log:
         return self
@@ -154,9 +167,14 @@ class _Log:
         if trial.number not in self._open:
             self._open[trial.number] = self.logger.child(f"trial-{trial.number:03d}", tags)
             self._open[trial.number].log_params(trial.parameters)
+            self._taken[trial.number] = len(trial.perturbations)  # of a search that is gone on with, told before
         logger = self._open[trial.number]
         if trial.state == "running":
-            logger.log_metrics(trial.metrics, trial.step)
+            values = {f"tune/{key}": float(trial.parameters[key]) for key in self._changing if _is_number(trial, key)}
+            logger.log_metrics({**trial.metrics, **values}, trial.step)
+            for event in trial.perturbations[self._taken[trial.number] :]:
+                self.reporter.say(_exchange_line(trial, event))
+            self._taken[trial.number] = len(trial.perturbations)
             return
         if trial.metrics:
             ece, accuracy = self.objective.figures(trial)
@@ -175,6 +193,19 @@ def _line(trial: Trial, section: TuneConfig, wanted: int) -> str:
     else:
         how = f"[red]failed[/red]: {reason}" if trial.state == "failed" else f"[yellow]{reason}[/yellow]"
     return f"trial {trial.number} of {wanted}, {trial.seconds:.0f} s: {how}; {values}"
+
+
+def _exchange_line(trial: Trial, event: Mapping[str, Any]) -> str:
+    """What a trial took over, in a line."""
+    values = ", ".join(f"{key} {_short(value)}" for key, value in event["after"].items())
+    return (
+        f"trial {trial.number} at step {event['step']}, NLL {event['nll']:.3f}: goes on from trial {event['from']}, "
+        f"NLL {event['from_nll']:.3f}, with {values}"
+    )
+
+
+def _is_number(trial: Trial, key: str) -> bool:
+    return isinstance(trial.parameters[key], (int, float))
 
 
 def _short(value: object) -> str:

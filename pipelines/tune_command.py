@@ -36,9 +36,14 @@ def tune(
 ) -> None:
     """Search for settings of a method with low ECE at good accuracy; leave the best as a run file.
 
-    What is searched stands in the run file's section `tune`. With tune.scheduler, ASHA stops a trial at a step where
-    the NLL of the data in tune.split is worse than most; a stopped trial is not taken up again. Ctrl-C ends the search;
-    --resume goes on with the trials that were running, from their newest checkpoints.
+    What is searched stands in the run file's section `tune`. tune.scheduler of kind `asha` stops a trial at a step
+    where the NLL of the data in tune.split is worse than most; a stopped trial is not taken up again. Kind `pbt` trains
+    all trials side by side: every interval_steps they wait for each other, and the worst go on from the best ones'
+    checkpoints with other values of the named keys.
+
+    Ctrl-C ends the search; --resume goes on with the trials that were running, from their newest checkpoints, and
+    repeats none that ended. With `pbt` they are then compared at the same steps as if there had been no break; trials
+    that --trials adds to a search that is further on only exchange with those that are still training.
     """
     from components.run_file import load_run_file
     from pipelines.progress import Reporter, stdout_console

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from components.config import RunConfig
+from components.config_population import PbtConfig
 from components.config_tune import TuneConfig, with_values
 from components.evaluation.plot_style import save_png
 from components.evaluation.search_plots import SearchPoint, importance_plot, parallel_coordinates, pareto_plot
@@ -20,6 +21,7 @@ from components.run_file import to_yaml
 from components.tracking.logger import Logger
 from pipelines.progress import Reporter
 from ray_jobs.trial_choice import Objective, choose_best, pareto_front
+from ray_jobs.trial_lineage import course
 from ray_jobs.trial_search import importances
 from ray_jobs.trial_table import Trial, TrialTable
 
@@ -55,6 +57,8 @@ def write_result(
     run_file = folder / BEST
     ece, accuracy = objective.figures(best)
     note = f"# Trial {best.number} of the search in '{config.run}': {_words(ece, accuracy)} on validation data.\n"
+    values = _course_of(best, trials, objective)
+    note += "".join(f"{line}\n" for line in _course_note(values, best))
     with replacing(run_file) as temporary:
         temporary.write_text(note + to_yaml(best_config(config, best)), encoding="utf-8")
     steps, reference = config.training.steps, table.reference
@@ -68,8 +72,9 @@ def write_result(
         if reference
         else objective.tune.reference_accuracy,
         "trials": dict(Counter(trial.state for trial in trials)),
+        "exchanges": [{"trial": trial.number, **event} for trial in trials for event in trial.perturbations],
         "steps_saved": sum(steps - trial.step for trial in trials if trial.state == "stopped"),
-        "best": _entry(best, objective),
+        "best": _entry(best, objective) | ({"course": values} if values else {}),
         "front": [_entry(trial, objective) for trial in front],
         "importance": shares,
         "best_run_file": str(run_file),
@@ -79,6 +84,26 @@ def write_result(
         logger.log_artifact(path, f"tune/{path.name}")
     reporter.say(f"table and figures: {folder}")
     return result
+
+
+def _course_of(best: Trial, trials: list[Trial], objective: Objective) -> list[dict[str, Any]]:
+    """With which values the best trial's weights were trained, where they changed on the way."""
+    scheduler = objective.tune.scheduler
+    if not isinstance(scheduler, PbtConfig):
+        return []
+    values = course({trial.number: trial for trial in trials}, best.number, scheduler.keys)
+    return values if len(values) > 1 else []
+
+
+def _course_note(values: list[dict[str, Any]], best: Trial) -> list[str]:
+    """Comment lines of the run file; none where nothing changed."""
+    if not values:
+        return []
+    lines = ["# Its weights were trained with values that changed on the way; below stand the last ones for all steps:"]
+    for entry in values:
+        shown = ", ".join(f"{key} {_shown(value)}" for key, value in entry["values"].items())
+        lines.append(f"#   from step {entry['step']} on, in trial {entry['trial']}: {shown}")
+    return [*lines, f"# Training from this file may end elsewhere; its own adapter: {best.adapter}"]
 
 
 def best_config(config: RunConfig, best: Trial) -> RunConfig:
@@ -109,6 +134,8 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
     states = ", ".join(f"{count} {state}" for state, count in result["trials"].items())
     saved = f"; stopping early saved {result['steps_saved']} steps" if result["steps_saved"] else ""
     console.print(f"trials: {states}{saved}", soft_wrap=True)
+    if result["exchanges"]:
+        console.print(f"exchanges between trials: {len(result['exchanges'])}", soft_wrap=True)
     if result["accuracy_floor"] is not None:
         console.print(f"accuracy required: {result['accuracy_floor']:.3f}", soft_wrap=True)
     console.print(f"* best; train it with: caltune train --config {result['best_run_file']}", soft_wrap=True)

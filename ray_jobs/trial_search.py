@@ -32,8 +32,8 @@ RANDOM_TRIALS = 8
 class TrialSearch(Searcher):
     """Suggests parameters: those of interrupted trials, then `first`, then what the TPE sampler proposes.
 
-    A suggestion is `{"number": <trial>, "parameters": {...}, "resume": <was interrupted>}`; the trial is in the table
-    from then on.
+    A suggestion is `{"suggestion": {"number": <trial>, "parameters": {...}, "resume": <was interrupted>}}`; the trial
+    is in the table from then on.
 
     Args:
         table: Trials so far; how a trial ended is read from it, so it must be up to date before Tune completes a trial.
@@ -58,7 +58,7 @@ class TrialSearch(Searcher):
             self._study.enqueue_trial(trial.parameters)
         if first is not None and not closed and not self._waiting:
             self._study.enqueue_trial(first)
-        self._asked: dict[str, tuple[int, optuna.Trial]] = {}
+        self._asked: dict[int, optuna.Trial] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its searcher for a restore that we never ask it for
@@ -73,12 +73,8 @@ class TrialSearch(Searcher):
             number, resume = self.table.next_number, False
             folder = str(self.folder / f"{number:03d}")
             self.table.put(Trial(number, self.objective.tune.method, dict(asked.params), folder=folder))
-        self._asked[trial_id] = number, asked
-        return {"number": number, "parameters": dict(asked.params), "resume": resume}
-
-    def number_of(self, trial_id: str) -> int:
-        """Our number of a trial of Tune's."""
-        return self._asked[trial_id][0]
+        self._asked[number] = asked
+        return {"suggestion": {"number": number, "parameters": dict(asked.params), "resume": resume}}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Does nothing: only how a trial ends tells the sampler anything."""
@@ -88,7 +84,7 @@ class TrialSearch(Searcher):
 
     def tell(self, trial: Trial) -> None:
         """Tells the sampler how a trial ended."""
-        asked = next(asked for number, asked in self._asked.values() if number == trial.number)
+        asked = self._asked[trial.number]
         if trial.state == "failed":
             self._study.tell(asked, state=TrialState.FAIL)
         else:

@@ -32,6 +32,9 @@ class Trial:
         metrics: Of that evaluation, `<split>/<metric>`.
         folder: Where its trace, checkpoints and, once finished, its adapter are.
         seconds: Time it took, of several attempts the last.
+        perturbations: Of population based training: each time that it went on from another trial's checkpoint, `step`,
+            `from` (that trial), NLL of both there (`nll`, `from_nll`), and the values that changed on the way, `before`
+            (its own) and `after`.
     """
 
     number: int
@@ -43,6 +46,7 @@ class Trial:
     metrics: dict[str, float] = field(default_factory=dict)
     folder: str = ""
     seconds: float = 0.0
+    perturbations: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def adapter(self) -> Path | None:

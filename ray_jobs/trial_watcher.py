@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +10,13 @@ from typing import Any
 
 from ray.tune import Callback
 
+from components.config_population import PbtConfig
+from components.errors import CaltuneError
+from ray_jobs.trial_lineage import take_over, varied
+from ray_jobs.trial_outcome import failed, outcome
+from ray_jobs.trial_schedulers import number_of
 from ray_jobs.trial_search import TrialSearch
 from ray_jobs.trial_table import Trial, TrialTable
-from ray_jobs.tune import failed, outcome
 
 
 class TrialWatcher(Callback):
@@ -21,10 +26,11 @@ class TrialWatcher(Callback):
         table: Where every change goes first.
         search: Told how each trial ended.
         on_change: Told of each trial that starts, is evaluated or ends.
+        seed: Of the values that a trial goes on with when it takes over from another.
     """
 
-    def __init__(self, table: TrialTable, search: TrialSearch, on_change: Callable[[Trial], None]) -> None:
-        self.table, self.search, self.on_change = table, search, on_change
+    def __init__(self, table: TrialTable, search: TrialSearch, on_change: Callable[[Trial], None], seed: int) -> None:
+        self.table, self.search, self.on_change, self.seed = table, search, on_change, seed
         self._begun: dict[int, float] = {}
         self._lock, self._closed = threading.Lock(), False
 
@@ -37,10 +43,33 @@ class TrialWatcher(Callback):
             self._closed = True
             self.table.interrupt()
 
+    def take_over(self, number: int, donor: int, step: int, scores: tuple[float, float]) -> Trial:
+        """Lets a trial go on from another one's checkpoint with values near that one's, drawn anew for each step.
+
+        Args:
+            number: The trial; paused, as the other is.
+            donor: The other.
+            step: Where both stand.
+            scores: NLL of both there.
+
+        Raises:
+            CaltuneError: The search has ended meanwhile, or the other has no checkpoint of this step.
+        """
+        section = self.search.objective.tune
+        assert isinstance(section.scheduler, PbtConfig)
+        values = {key: self.table[donor].parameters[key] for key in section.scheduler.keys}
+        changed = varied(values, section.space, random.Random(f"{self.seed}/{number}/{step}/values"))
+        with self._lock:
+            if self._closed:
+                raise CaltuneError("the search has ended")
+            trial = take_over(self.table, number, donor, step, changed, scores)
+            self.on_change(trial)
+        return trial
+
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Notes the time."""
-        number = self.search.number_of(trial.trial_id)
-        self._begun[number] = time.monotonic()
+        number = number_of(trial)
+        self._begun.setdefault(number, time.monotonic())  # one that was paused starts again
         self._change(number)
 
     def on_trial_result(
@@ -48,16 +77,16 @@ class TrialWatcher(Callback):
     ) -> None:
         """Notes an evaluation."""
         metrics = {name: float(value) for name, value in result.items() if name.startswith("validation")}
-        self._change(self.search.number_of(trial.trial_id), step=int(result["step"]), metrics=metrics)
+        self._change(number_of(trial), step=int(result["step"]), metrics=metrics)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Notes the end of a trial that finished or was stopped."""
-        number = self.search.number_of(trial.trial_id)
+        number = number_of(trial)
         self._end(number, outcome(self.table[number], self.search.objective.tune))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Notes a failure."""
-        number = self.search.number_of(trial.trial_id)
+        number = number_of(trial)
         self._end(number, failed(self.table[number]))
 
     def _end(self, number: int, changes: dict[str, Any]) -> None:

@@ -9,25 +9,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from components.config import ResourcesConfig, RunConfig
-from components.config_tune import TuneConfig, value_at
+from components.config_population import PbtConfig
+from components.config_tune import AshaConfig, TuneConfig, value_at
 from components.errors import UsageError
-from components.files import read_json
 from components.training.session import TrainingJob
-from components.training.trace import read_trace
 from ray_jobs.cluster import connect
 from ray_jobs.trial_choice import Objective
+from ray_jobs.trial_lineage import settle
 from ray_jobs.trial_table import Trial, TrialTable
-from ray_jobs.trial_worker import NLL, as_message, judged, last_words, run_trial
-from ray_jobs.worker import RESULT, TRACE
+from ray_jobs.trial_worker import as_message, run_trial
 
 POLL_SECONDS = 0.2
+WAITING_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -47,29 +46,37 @@ class Room:
     sentence: str
 
 
-def room_for(tune: TuneConfig, resources: ResourcesConfig, cluster: dict[str, float]) -> Room:
+def room_for(tune: TuneConfig, resources: ResourcesConfig, nodes: Sequence[Mapping[str, float]]) -> Room:
     """The arithmetic of a search's resources, done before anything is started (E1, E21).
 
     Args:
         tune: The search.
-        resources: What one trial asks for.
-        cluster: Ray's `cluster_resources()`.
+        resources: What one trial asks for; each of its workers needs all of its cores on one node.
+        nodes: Resources of each node, `CPU` and `GPU`.
 
     Raises:
         UsageError: Not even one trial fits; it would wait for ever.
     """
-    cores, gpus, workers = int(cluster.get("CPU", 0)), int(cluster.get("GPU", 0)), resources.workers
-    cpus = resources.cpus_per_worker or max(cores // (workers * tune.concurrency), 1)
-    fit = cores // (cpus * workers)
-    if resources.use_gpu:
-        fit = min(fit, gpus // workers)
+    workers = resources.workers
+    cores, gpus = (sum(int(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU"))
+
+    def fitting(cpus: int) -> int:
+        """Trials whose workers, of so many cores each, the nodes take."""
+        places = [(int(node.get("CPU", 0)) // cpus, int(node.get("GPU", 0))) for node in nodes]
+        return sum(min(place) if resources.use_gpu else place[0] for place in places) // workers
+
+    most = max(cores // (workers * tune.concurrency), 1)
+    cpus = resources.cpus_per_worker or max(range(1, most + 1), key=lambda n: (min(fitting(n), tune.concurrency), n))
+    fit = fitting(cpus)
     needs = f"{workers} x " * (workers > 1) + f"{cpus} CPU core{'s' * (cpus > 1)}"
     needs += f" and {workers} GPU{'s' * (workers > 1)}" * resources.use_gpu
-    has = f"{cores} CPU cores" + f" and {gpus} GPUs" * resources.use_gpu
+    has = f"{cores} CPU cores" + f" and {gpus} GPUs" * resources.use_gpu + f" on {len(nodes)} nodes" * (len(nodes) > 1)
     if fit < 1:
         raise UsageError(
             f"a trial needs {needs}, Ray has {has}: none fits; lower resources.workers or resources.cpus_per_worker"
         )
+    if isinstance(tune.scheduler, PbtConfig):
+        return Room(cpus, fit, min(fit, tune.trials), _population_sentence(tune, tune.scheduler, needs, has, fit))
     at_once = min(fit, tune.concurrency)
     sentence = f"each trial takes {needs}; Ray has {has}, which fits {fit} at once"
     if at_once < tune.concurrency:
@@ -77,6 +84,14 @@ def room_for(tune: TuneConfig, resources: ResourcesConfig, cluster: dict[str, fl
     else:
         sentence += f"; {at_once} at a time will run"
     return Room(cpus, fit, at_once, sentence)
+
+
+def _population_sentence(tune: TuneConfig, pbt: PbtConfig, needs: str, has: str, fit: int) -> str:
+    sentence = f"each trial takes {needs}; Ray has {has}, which fits {fit} at once"
+    every = f"are paused every {pbt.interval_steps} steps, compared, and started anew from their checkpoints"
+    if fit >= tune.trials:
+        return f"{sentence}: all {tune.trials} train side by side and {every}"
+    return f"{sentence}: the {tune.trials} trials train {fit} at a time, each to the next exchange, and {every}"
 
 
 def search(
@@ -101,6 +116,8 @@ def search(
         on_change: Told, in another thread, of each trial that starts, is evaluated, or ends.
     """
     connect()
+    for trial in table.interrupted():
+        settle(trial)
     missing = trials - len(table.closed())
     if missing <= 0:
         return
@@ -152,19 +169,23 @@ def _tuner(
     assert config.tune is not None
     folder = job.folder.resolve()
     searcher = TrialSearch(table, objective, folder, config.seed, first_parameters(config))
-    watcher = TrialWatcher(table, searcher, on_change)
+    watcher = TrialWatcher(table, searcher, on_change, config.seed)
     nested = config.resources.workers > 1 or config.resources.deepspeed is not None
-    # Workers of Ray Train take their own place; the trial that waits for them takes none.
-    bundle: dict[str, float] = {"CPU": 0} if nested else {"CPU": room.cpus, "GPU": int(config.resources.use_gpu)}
+    schedule = _schedule(config, table, searcher, watcher, missing, room)  # before trials are taken up again
+    # Workers of Ray Train take their own place; the trial that waits for them takes next to none, but Tune wants some.
+    own: dict[str, float] = {"CPU": room.cpus, "GPU": int(config.resources.use_gpu)}
+    bundle: dict[str, float] = {"memory": WAITING_BYTES} if nested else own
     return (
         tune.Tuner(
             tune.with_resources(run_trial, bundle),
-            param_space={"message": as_message(config, job), "folder": str(folder), "cpus": room.cpus},
+            param_space={
+                "message": as_message(config, job),
+                "folder": str(folder),
+                "cpus": room.cpus,
+                **_population(config, searcher, missing),
+            },
             tune_config=tune.TuneConfig(
-                search_alg=searcher,
-                scheduler=_scheduler(config, table),
-                num_samples=missing,
-                max_concurrent_trials=room.at_once,
+                **schedule,
                 trial_dirname_creator=str,  # else made of all that a trial is told
                 reuse_actors=False,  # in a process of its own a trial draws the same numbers whatever ran before
             ),
@@ -180,62 +201,31 @@ def _tuner(
     )
 
 
-def _scheduler(config: RunConfig, table: TrialTable) -> Any:
-    """ASHA on the NLL of the data that decides; it stops trials for good and never takes one up again (E24).
+def _population(config: RunConfig, searcher: Any, missing: int) -> dict[str, Any]:
+    """For population based training, whose trials must all be there from the start, what each of them tries."""
+    from ray import tune
 
-    What ended trials of a search that is continued have reported is told to it first, so that it judges as if there had
-    been no break.
-    """
-    from ray.tune.schedulers import ASHAScheduler
+    if config.tune is None or not isinstance(config.tune.scheduler, PbtConfig):
+        return {}
+    return {"suggestion": tune.grid_search([searcher.suggest(str(i))["suggestion"] for i in range(missing)])}
+
+
+def _schedule(
+    config: RunConfig, table: TrialTable, searcher: Any, watcher: Any, missing: int, room: Room
+) -> dict[str, Any]:
+    """Who proposes trials, how many of them there are, and what becomes of them on the way."""
+    from ray_jobs.trial_schedulers import Population, asha, last_exchange
 
     assert config.tune is not None
-    asha = config.tune.scheduler
-    if asha is None:
-        return None
-    scheduler: Any = ASHAScheduler(
-        time_attr="step",
-        metric=NLL,
-        mode="min",
-        max_t=config.training.steps,
-        grace_period=min(asha.grace_steps or config.training.evaluate_every, config.training.steps),
-        reduction_factor=asha.reduction_factor,
-        stop_last_trials=False,
-    )
-    for trial in table.closed():
-        earlier: Any = SimpleNamespace(trial_id=f"earlier-{trial.number}")
-        scheduler.on_trial_add(None, earlier)
-        for row in _evaluations(trial):
-            scheduler.on_trial_result(None, earlier, judged(row, config.tune))
-    return scheduler
-
-
-def outcome(trial: Trial, tune: TuneConfig) -> dict[str, Any]:
-    """What a trial's folder says of its end: attributes of its row.
-
-    A trial that has left `training.json` was finished; one without was stopped at its last evaluation.
-    """
-    folder = Path(trial.folder)
-    rows = _evaluations(trial)
-    if not (folder / RESULT).exists():
-        last = rows[-1]
-        nll = tune.figure(last, "nll")
-        reason = f"stopped by asha at step {int(last['step'])}: validation NLL {nll:.3f} is worse than most"
-        return {"state": "stopped", "reason": reason, **_evaluation(last)}
-    result = read_json(folder / RESULT, remedy="search again")
-    kept = next(row for row in reversed(rows) if row["step"] <= result["kept_step"])
-    return {"state": "finished", "reason": f"kept step {result['kept_step']}", **_evaluation(kept)}
-
-
-def failed(trial: Trial) -> dict[str, Any]:
-    """Attributes of the row of a trial that failed."""
-    return {"state": "failed", "reason": last_words(Path(trial.folder))}
-
-
-def _evaluations(trial: Trial) -> list[dict[str, float]]:
-    """Rows of a trial's trace that hold an evaluation; none where the trial failed before its first step."""
-    trace = Path(trial.folder) / TRACE
-    return [row for row in read_trace(trace) if "validation/nll" in row] if trace.exists() else []
-
-
-def _evaluation(row: dict[str, float]) -> dict[str, Any]:
-    return {"step": int(row["step"]), "metrics": {name: value for name, value in row.items() if "/" in name}}
+    scheduler = config.tune.scheduler
+    if isinstance(scheduler, PbtConfig):
+        # Processes kept for other trials would draw other random numbers than fresh ones.
+        warnings.filterwarnings("ignore", message="Consider boosting PBT performance by enabling `reuse_actors`")
+        return {"scheduler": Population(config, scheduler, last_exchange(table), watcher.take_over), "num_samples": 1}
+    by_nll = asha(config, scheduler, table) if isinstance(scheduler, AshaConfig) else None
+    return {
+        "scheduler": by_nll,
+        "search_alg": searcher,
+        "num_samples": missing,
+        "max_concurrent_trials": room.at_once,
+    }

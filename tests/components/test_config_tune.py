@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from pydantic import ValidationError
 
 from components.config import RunConfig
-from components.config_tune import Dimension, TuneConfig, value_at, with_values
+from components.config_population import PbtConfig
+from components.config_tune import AshaConfig, Dimension, TuneConfig, value_at, with_values
 from components.errors import RunFileError
 from components.run_file import load_run_file, to_yaml
 
@@ -127,3 +130,64 @@ def test_a_range_knows_what_it_holds():
     assert not Dimension(integer=(1, 3)).holds(4)
     assert Dimension(choice=["a", "b"]).holds("b")
     assert not Dimension(log_uniform=(1e-3, 1.0)).holds("b")
+
+
+class TestScheduler:
+    """A scheduler is told by its kind; one that names none is ASHA, as before there was another."""
+
+    space: ClassVar[dict] = {
+        "calm.alpha_learning_rate": {"log_uniform": [1e-3, 1e-1]},
+        "model.adapter.r": {"choice": [4, 8]},
+    }
+    pbt: ClassVar[dict] = {"kind": "pbt", "keys": ["calm.alpha_learning_rate"], "interval_steps": 10}
+
+    def run_with(self, scheduler, trials: int = 4, **sections) -> RunConfig:
+        tree = run_of(self.space).model_dump(mode="json") | sections
+        return RunConfig.model_validate(
+            tree | {"tune": {"space": self.space, "scheduler": scheduler, "trials": trials}}
+        )
+
+    def test_the_kind_tells_which(self, tmp_path):
+        asha = self.run_with({"grace_steps": 10, "reduction_factor": 2}).tune
+        assert asha is not None
+        assert asha.scheduler == AshaConfig(grace_steps=10, reduction_factor=2)
+        assert self.run_with({"kind": "asha"}) == self.run_with({})
+        config = self.run_with(self.pbt)
+        assert config.tune is not None
+        assert config.tune.scheduler == PbtConfig(kind="pbt", keys=["calm.alpha_learning_rate"], interval_steps=10)
+        (tmp_path / "run.yaml").write_text(to_yaml(config))
+        assert load_run_file(tmp_path / "run.yaml") == config
+
+    @pytest.mark.parametrize(
+        ("scheduler", "message"),
+        [
+            ({"kind": "hyperband"}, "asha"),
+            ({"kind": "pbt", "keys": ["calm.eta"]}, "interval_steps"),
+            (pbt | {"grace_steps": 5}, "grace_steps"),
+            (pbt | {"fraction": 0.6}, "fraction"),
+            (pbt | {"keys": ["calm.eta"]}, "'calm.eta' is not in tune.space"),
+            (
+                pbt | {"keys": ["model.adapter.r"]},
+                "'model.adapter.r' cannot change while a trial trains; those that can: ",
+            ),
+            (pbt | {"interval_steps": 5}, "interval_steps 5 is no multiple of training.evaluate_every 10"),
+            (pbt | {"interval_steps": 40}, "interval_steps 40 leaves no exchange before the end at training.steps 40"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, scheduler, message):
+        with pytest.raises(ValidationError, match=re.escape(message)):
+            self.run_with(scheduler)
+
+    @pytest.mark.parametrize(
+        ("sections", "message"),
+        [
+            ({"trials": 1}, "'pbt' needs at least 2 trials"),
+            ({"training": {"checkpoint_every": 4}}, "no multiple of training.checkpoint_every 4"),
+            ({"resources": {"workers": 2}}, "pauses each trial at an exact step"),
+            ({"resources": {"deepspeed": {"stage": 2}}}, "pauses each trial at an exact step"),
+            ({"calm": {"stop": {"rule": "match"}}}, "'match' ends each at a step of its own"),
+        ],
+    )
+    def test_a_run_that_a_population_cannot_train_is_refused(self, sections, message):
+        with pytest.raises(ValidationError, match=re.escape(message)):
+            self.run_with(self.pbt, **sections)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from components.config import ResourcesConfig, RunConfig
 from components.config_tune import TuneConfig
 from components.errors import CaltuneError, UsageError
 from ray_jobs.trial_choice import Objective, choose_best, pareto_front
+from ray_jobs.trial_outcome import last_words
+from ray_jobs.trial_schedulers import last_exchange
 from ray_jobs.trial_search import TrialSearch, importances
 from ray_jobs.trial_table import Trial, TrialTable
 from ray_jobs.tune import first_parameters, room_for
@@ -106,24 +109,41 @@ class TestSearch:
         first = {"calm.eta": 0.5, "calm.inner_steps": 5}
         table = TrialTable(tmp_path / "t.jsonl")
         search = self.search_over(table, first)
-        assert search.suggest("a") == {"number": 1, "parameters": first, "resume": False}
-        assert search.suggest("b")["number"] == 2
+        assert search.suggest("a") == {"suggestion": {"number": 1, "parameters": first, "resume": False}}
+        assert search.suggest("b")["suggestion"]["number"] == 2
         assert [t.state for t in table] == ["running", "running"]
 
     @pytest.mark.parametrize("mode", ["constrained", "pareto"])
     def test_a_continued_search_goes_on_with_interrupted_trials_and_repeats_none(self, tmp_path, mode):
         table = TrialTable(tmp_path / "t.jsonl")
         search = self.search_over(table, mode=mode)
-        drawn = [search.suggest(name)["parameters"] for name in "abcd"]
+        drawn = [search.suggest(name)["suggestion"]["parameters"] for name in "abcd"]
         search.tell(table.change(1, state="finished", metrics=trial_of(1, 0.1, 0.8).metrics))
         search.tell(table.change(2, state="failed"))
         search.tell(table.change(3, state="stopped", metrics=trial_of(3, 0.3, 0.6).metrics))
         again = self.search_over(TrialTable(tmp_path / "t.jsonl"), first=drawn[0], mode=mode)
-        assert again.suggest("x") == {"number": 4, "parameters": drawn[3], "resume": True}
-        new = again.suggest("y")
+        assert again.suggest("x")["suggestion"] == {"number": 4, "parameters": drawn[3], "resume": True}
+        new = again.suggest("y")["suggestion"]
         assert new["number"] == 5
         assert not new["resume"]
         assert new["parameters"] not in drawn
+
+    def test_a_population_that_was_broken_off_knows_its_last_exchange(self, tmp_path):
+        """Asked before the search takes its trials up again: then none is interrupted any more."""
+        event = {
+            "step": 4,
+            "from": 1,
+            "nll": 2.0,
+            "from_nll": 1.0,
+            "before": {"calm.eta": 0.4},
+            "after": {"calm.eta": 0.5},
+        }
+        table = TrialTable(tmp_path / "t.jsonl")
+        table.put(replace(trial_of(1, 0.1, 0.8), perturbations=[event | {"step": 2}]))
+        assert last_exchange(table) == 0
+        table.put(Trial(2, "calm", {"calm.eta": 0.5, "calm.inner_steps": 2}, perturbations=[event]))
+        table.put(Trial(3, "calm", {"calm.eta": 0.6, "calm.inner_steps": 2}))
+        assert last_exchange(TrialTable(tmp_path / "t.jsonl")) == 4
 
     def test_it_learns_from_the_table_where_the_low_ece_is(self, tmp_path):
         """ECE is |eta - .3|: after 30 evaluated trials most of 20 proposals are within .25 of .3 (random: 5 in 9)."""
@@ -132,7 +152,7 @@ class TestSearch:
             eta = 0.1 + 0.9 * (number * 0.618 % 1)
             table.put(trial_of(number, abs(eta - 0.3), 0.9, eta=eta, steps=1 + number % 5))
         search = self.search_over(table)
-        near = [abs(search.suggest(str(i))["parameters"]["calm.eta"] - 0.3) < 0.25 for i in range(20)]
+        near = [abs(search.suggest(str(i))["suggestion"]["parameters"]["calm.eta"] - 0.3) < 0.25 for i in range(20)]
         assert sum(near) >= 15
 
     def test_importance_finds_the_key_that_matters(self):
@@ -151,7 +171,7 @@ class TestSearch:
 
 class TestRoom:
     def test_cores_are_divided_among_the_trials_of_a_time(self):
-        room = room_for(tune_of(concurrency=4), ResourcesConfig(), {"CPU": 10})
+        room = room_for(tune_of(concurrency=4), ResourcesConfig(), [{"CPU": 10}])
         assert (room.cpus, room.fit, room.at_once) == (2, 5, 4)
         assert (
             room.sentence
@@ -159,13 +179,32 @@ class TestRoom:
         )
 
     def test_fewer_run_than_wanted_where_fewer_fit(self):
-        room = room_for(tune_of(concurrency=4), ResourcesConfig(cpus_per_worker=2, workers=2), {"CPU": 10})
+        room = room_for(tune_of(concurrency=4), ResourcesConfig(cpus_per_worker=2, workers=2), [{"CPU": 10}])
         assert (room.cpus, room.fit, room.at_once) == (2, 2, 2)
         assert room.sentence.endswith("fits 2 at once: 2 at a time will run, not the 4 of tune.concurrency")
 
+    def test_a_worker_needs_all_of_its_cores_on_one_node(self):
+        """Two nodes of 3 cores take two workers of 2 cores, not three; of 1 core all six."""
+        nodes = [{"CPU": 3}, {"CPU": 3}]
+        room = room_for(tune_of(concurrency=3), ResourcesConfig(cpus_per_worker=2), nodes)
+        assert (room.fit, room.at_once) == (2, 2)
+        assert "Ray has 6 CPU cores on 2 nodes" in room.sentence
+        assert room_for(tune_of(concurrency=3), ResourcesConfig(), nodes).cpus == 1
+
+    def test_a_population_larger_than_the_room_takes_turns(self):
+        pbt = {"kind": "pbt", "keys": ["calm.eta"], "interval_steps": 10}
+        room = room_for(tune_of(scheduler=pbt, trials=4), ResourcesConfig(cpus_per_worker=1), [{"CPU": 2}])
+        assert room.at_once == 2
+        assert (
+            "the 4 trials train 2 at a time, each to the next exchange, and are paused every 10 steps" in room.sentence
+        )
+        room = room_for(tune_of(scheduler=pbt, trials=4), ResourcesConfig(cpus_per_worker=1), [{"CPU": 8}])
+        assert room.at_once == 4
+        assert "all 4 train side by side and are paused every 10 steps" in room.sentence
+
     def test_gpus_limit_too(self):
         resources = ResourcesConfig(use_gpu=True, cpus_per_worker=1)
-        assert room_for(tune_of(concurrency=8), resources, {"CPU": 32, "GPU": 3}).at_once == 3
+        assert room_for(tune_of(concurrency=8), resources, [{"CPU": 32, "GPU": 3}]).at_once == 3
 
     @pytest.mark.parametrize(
         ("resources", "message"),
@@ -176,7 +215,18 @@ class TestRoom:
     )
     def test_a_search_with_no_room_for_one_trial_is_refused(self, resources, message):
         with pytest.raises(UsageError, match=message):
-            room_for(tune_of(), ResourcesConfig(**resources), {"CPU": 10})
+            room_for(tune_of(), ResourcesConfig(**resources), [{"CPU": 10}])
+
+
+def test_a_failed_trials_last_words_name_the_whole_log_once(tmp_path):
+    """Where workers of Ray Train failed, their error names the log already."""
+    log = tmp_path / "error.log"
+    log.write_text(f"Traceback\nCaltuneError: training failed on rank 0: NaN (all of it: {log})\n")
+    assert last_words(tmp_path) == f"CaltuneError: training failed on rank 0: NaN (all of it: {log})"
+    log.write_text("Traceback\nValueError: no\n")
+    assert last_words(tmp_path) == f"ValueError: no (all of it: {log})"
+    log.unlink()
+    assert last_words(tmp_path).startswith("its process ended without a word")
 
 
 def test_the_run_files_own_values_come_first_only_where_the_space_holds_them():
