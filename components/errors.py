@@ -54,6 +54,20 @@ class TrackingError(CaltuneError):
     """A tracking server cannot be reached, or refuses what it is given."""
 
 
+class GateError(CaltuneError):
+    """A model did not pass the gate, so it was not promoted. Exit code 3."""
+
+    exit_code = 3
+
+
+class RegistryError(CaltuneError):
+    """A model, version or alias is not in the registry, or does not allow what was asked of it."""
+
+
+class PromotionConflictError(RegistryError):
+    """Somebody else decided about the champion at the same time and was first; judge again."""
+
+
 class Interrupted(BaseException):
     """The process was asked to end (SIGTERM); what was done stands and can be continued. Exit code 0.
 

@@ -19,8 +19,15 @@ from components.errors import RunFileError
 from components.run_file_errors import boolean_errors, describe_errors
 from components.run_file_source import read_source
 
-# Where results go, and on how many workers they are made, does not change what they are.
-_OUTSIDE_HASH: Any = {"output_dir": True, "tracking": True, "resources": True, "evaluation": {"actors"}}
+# Where results go, on how many workers they are made and who judges them does not change what they are.
+_OUTSIDE_HASH: Any = {
+    "output_dir": True,
+    "tracking": True,
+    "resources": True,
+    "gate": True,
+    "drift": True,
+    "evaluation": {"actors"},
+}
 _CODE_ROOT = Path(__file__).resolve().parents[1]
 GIT_RECORD = "git_state.json"
 """Beside the packages where they were sent somewhere without their checkout: `git_state` as it was there."""

@@ -58,6 +58,7 @@ def connect(uri: str, experiment: str, home: Path) -> tuple[MlflowClient, str]:
         TrackingError: The experiment is deleted there.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing but the named server is contacted
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for results
     from mlflow import MlflowClient
 
     for name in ("mlflow.store.db.utils", "alembic"):
