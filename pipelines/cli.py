@@ -1,8 +1,8 @@
 """The `caltune` command. Thin: parse, load the run file, call, print, exit code. Heavy imports wait for their command.
 
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, or stopped by SIGTERM with all in place
-for --resume, 1 the work failed, 2 bad usage or run file, 4
-timed out, 5 contact with the job lost, 130 interrupted.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, or stopped by SIGTERM with all in place for
+--resume, 1 the work failed, 2 bad usage or run file, 3 a gate was not passed, 4 timed out, 5 contact with the job lost,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import typer
 from components.errors import CaltuneError, Interrupted, UsageError
 from pipelines.jobs import add_job_commands
 from pipelines.plan import add_plan_command
+from pipelines.registry_commands import add_registry_commands
+from pipelines.render_command import add_render_command
 from pipelines.tune_command import add_tune_command
 
 INTERRUPTED = 130
@@ -216,6 +218,8 @@ def sync(
 add_job_commands(app)
 add_plan_command(app)
 add_tune_command(app)
+add_render_command(app)
+add_registry_commands(app)
 
 
 def _version(wanted: bool) -> None:

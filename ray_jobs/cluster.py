@@ -9,12 +9,16 @@ import threading
 from typing import Any
 
 from components.config import ResourcesConfig
-from components.errors import UsageError
+from components.errors import CaltuneError, UsageError
 from ray_jobs.worker import quiet_environment
 
 
 def connect() -> None:
-    """Starts or joins Ray unless that has been done. `RAY_ADDRESS` names a cluster, as everywhere in Ray."""
+    """Starts or joins Ray unless that has been done. `RAY_ADDRESS` names a cluster, as everywhere in Ray.
+
+    Raises:
+        CaltuneError: The cluster named cannot be reached.
+    """
     import ray
 
     if ray.is_initialized():
@@ -25,12 +29,17 @@ def connect() -> None:
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     handler = signal.getsignal(signal.SIGTERM)
     # Workers get the environment here, in one place (E27).
-    ray.init(
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        runtime_env={"env_vars": quiet_environment()},
-        **({} if os.environ.get("RAY_ADDRESS") else machine),
-    )
+    try:
+        ray.init(
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            runtime_env={"env_vars": quiet_environment()},
+            **({} if os.environ.get("RAY_ADDRESS") else machine),
+        )
+    except ConnectionError as problem:
+        raise CaltuneError(
+            f"{problem}; RAY_ADDRESS names that cluster: is it up, and is the token (RAY_AUTH_MODE) its own?"
+        ) from problem
     if callable(handler) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray has put its own there, which ends the process at once
 

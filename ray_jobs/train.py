@@ -157,8 +157,8 @@ def _explained(problem: BaseException, folder: Path) -> BaseException:
     import ray.train
 
     if isinstance(problem, ray.train.ControllerError):
-        words = str(problem).strip().splitlines()[1:2] or [str(problem)]  # the first line says that it failed
-        return CaltuneError(f"Ray Train's own process failed: {words[0]}; mend that and go on with --resume")
+        said = str(problem).strip().splitlines()[1:2] or [str(problem)]  # the first line says that it failed
+        return CaltuneError(f"Ray Train's own process failed: {said[0]}; mend that and go on with --resume")
     workers = getattr(problem, "worker_failures", None)
     if not workers:
         return problem
