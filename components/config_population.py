@@ -32,6 +32,7 @@ class PbtConfig(Strict):
     """
 
     kind: Literal["pbt"]
+    """Tells this scheduler from `asha`."""
     keys: Annotated[list[str], Field(min_length=1)]
     """Keys of `tune.space` that change while a trial trains, e.g. `calm.alpha_learning_rate`; the others stay."""
     interval_steps: int = Field(ge=1)

@@ -68,6 +68,7 @@ class AshaConfig(Strict):
     """
 
     kind: Literal["asha"] = "asha"
+    """Tells this scheduler from `pbt`."""
     grace_steps: int | None = Field(None, ge=1)
     """No trial is stopped before this step; null takes `training.evaluate_every`."""
     reduction_factor: Annotated[float, Field(gt=1)] = 3.0

@@ -16,6 +16,7 @@ SECRET_WORDS = frozenset(
     | {"SECRET", "TOKEN"}
 )
 _SHORTEST_SECRET = 8
+_FOLDERS = frozenset({"PWD", "OLDPWD"})  # the shell's words for where one is and was
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PASSWORD_IN_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@")
 
@@ -28,7 +29,7 @@ RESERVED = frozenset({"TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS", 
 
 def is_secret(name: str) -> bool:
     """Whether a variable's name says that its value is a secret, as `HF_TOKEN` or `AWS_SECRET_ACCESS_KEY` does."""
-    return not SECRET_WORDS.isdisjoint(name.upper().split("_"))
+    return name not in _FOLDERS and not SECRET_WORDS.isdisjoint(name.upper().split("_"))
 
 
 def job_environment(wanted: Sequence[str], here: Mapping[str, str] | None = None) -> dict[str, str]:
