@@ -157,7 +157,9 @@ def test_secret_names_are_refused(name):
             job_environment([text], {name: "x"})
 
 
-@pytest.mark.parametrize("name", ["MAX_TOKENS", "HF_HOME", "MLFLOW_TRACKING_URI", "AWS_REGION", "KEYBOARD", "COMPASS", "PWD"])
+@pytest.mark.parametrize(
+    "name", ["MAX_TOKENS", "HF_HOME", "MLFLOW_TRACKING_URI", "AWS_REGION", "KEYBOARD", "COMPASS", "PWD"]
+)
 def test_other_names_are_not(name):
     assert job_environment([name], {name: "x"})[name] == "x"
 
