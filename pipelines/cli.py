@@ -19,6 +19,7 @@ import typer
 
 from components.errors import CaltuneError, Interrupted, UsageError
 from pipelines.jobs import add_job_commands
+from pipelines.pipeline_command import add_pipeline_command
 from pipelines.plan import add_plan_command
 from pipelines.registry_commands import add_registry_commands
 from pipelines.render_command import add_render_command
@@ -220,6 +221,7 @@ add_plan_command(app)
 add_tune_command(app)
 add_render_command(app)
 add_registry_commands(app)
+add_pipeline_command(app)
 
 
 def _version(wanted: bool) -> None:

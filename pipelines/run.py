@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from components.config import ROUTED_METHODS, RunConfig
+from components.config import ROUTED_METHODS, MethodName, RunConfig
 from components.errors import UsageError
 from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
@@ -19,7 +20,7 @@ from components.evaluation.summary import compare, summarise
 from components.posthoc.flc_temperature import FlcTemperature
 from components.posthoc.temperature import FittedTemperature
 from components.run_file import git_state
-from components.tracking.logger import Logger, ending
+from components.tracking.logger import ending
 from components.tracking.mlflow_logger import open_logger
 from components.training.expert_load import LOAD_FILE
 from components.training.methods import METHODS
@@ -27,6 +28,10 @@ from components.training.trace import read_trace
 from pipelines.calibrate import Calibration, overlap_sentences
 from pipelines.progress import Reporter
 from pipelines.run_folder import RUN_FILE, OnExisting, open_run_folder
+
+if TYPE_CHECKING:
+    from components.data.prepare import PreparedData
+    from components.models.base import ResolvedModel
 
 
 @dataclass(frozen=True)
@@ -56,28 +61,55 @@ def run(config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter:
     Raises:
         CaltuneError: A stage failed; what was done before stands in the run folder.
     """
-    with open_run_folder(config, on_existing) as folder, ending(open_logger(config, folder.path)) as logger:
-        stages = Calibration(config, folder, base_folder, logger, reporter)
-        data = stages.prepare()
-        resolved = stages.resolve()
+    with opened(config, base_folder, on_existing, reporter) as (stages, data, resolved):
         found: dict[str, dict[str, Predictions]] = {}
         recalibrated: dict[str, Recalibrated] = {}
         for method in config.methods:
             stages.train(method, resolved, resume=on_existing == "resume")
-            adapter = folder.method(method) / "adapter" if METHODS[method].trains_adapter else None
-            found[method] = stages.evaluate(method, data, resolved, adapter)
+            found[method] = evaluate_method(stages, method, data, resolved)
             for name, result in stages.recalibrate(method, found[method], data).items():
                 found[name], recalibrated[name] = result.predictions, result
-        with folder.stage("report"):
-            return _report(stages, data, found, recalibrated, logger)
+        with stages.folder.stage("report"):
+            return _report(stages, data, found, recalibrated)
+
+
+@contextmanager
+def opened(
+    config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter: Reporter
+) -> Iterator[tuple[Calibration, PreparedData, ResolvedModel]]:
+    """Takes hold of a run with its data prepared and its base model found: how every stage begins.
+
+    Args:
+        config: The run.
+        base_folder: Where relative paths of data sources start.
+        on_existing: What to do with a folder that has something in it.
+        reporter: Says what is going on.
+
+    Yields:
+        The stages, the data and the base model. The folder and the tracked run are let go of afterwards.
+
+    Raises:
+        CaltuneError: The folder cannot be had, the data are wrong, or there is no such model.
+    """
+    with open_run_folder(config, on_existing) as folder, ending(open_logger(config, folder.path)) as logger:
+        stages = Calibration(config, folder, base_folder, logger, reporter)
+        data = stages.prepare()
+        yield stages, data, stages.resolve()
+
+
+def evaluate_method(
+    stages: Calibration, method: MethodName, data: PreparedData, resolved: ResolvedModel
+) -> dict[str, Predictions]:
+    """Predictions of one of the run's methods, with its adapter where it trains one."""
+    adapter = stages.folder.method(method) / "adapter" if METHODS[method].trains_adapter else None
+    return stages.evaluate(method, data, resolved, adapter)
 
 
 def _report(
     stages: Calibration,
-    data: Any,
+    data: PreparedData,
     found: dict[str, dict[str, Predictions]],
     recalibrated: dict[str, Recalibrated],
-    logger: Logger,
 ) -> RunResult:
     config, folder = stages.config, stages.folder
     tests = ["id", *config.data.ood]
@@ -111,7 +143,7 @@ def _report(
         overlaps=overlap_sentences(data),
     )
     index = write_report(inputs, folder.path / "report")
-    logger.log_artifact(folder.path / "report")
+    stages.logger.log_artifact(folder.path / "report")
     return RunResult(summarise(config.run, metrics, comparisons, chosen), index, folder.path)
 
 
@@ -173,13 +205,10 @@ def train_only(
     methods = [m for m in config.methods if METHODS[m].trains_adapter and only in (None, m)]
     if not methods:
         raise UsageError(f"nothing to train: the run file's methods are {', '.join(config.methods)}")
-    with open_run_folder(config, on_existing) as folder, ending(open_logger(config, folder.path)) as logger:
-        stages = Calibration(config, folder, base_folder, logger, reporter)
-        stages.prepare()
-        resolved = stages.resolve()
+    with opened(config, base_folder, on_existing, reporter) as (stages, _, resolved):
         for method in methods:
             stages.train(method, resolved, resume=on_existing == "resume")
-        return {method: folder.method(method) / "adapter" for method in methods}
+        return {method: stages.folder.method(method) / "adapter" for method in methods}
 
 
 def evaluate_only(
@@ -190,14 +219,12 @@ def evaluate_only(
     Raises:
         CaltuneError: A stage failed.
     """
-    with open_run_folder(config, on_existing) as folder, ending(open_logger(config, folder.path)) as logger:
-        stages = Calibration(config, folder, base_folder, logger, reporter)
-        data = stages.prepare()
+    with opened(config, base_folder, on_existing, reporter) as (stages, data, resolved):
         name = "base" if adapter is None else _method_of(adapter)
-        stages.evaluate(name, data, stages.resolve(), adapter)
+        stages.evaluate(name, data, resolved, adapter)
         metrics = stages.metrics([name], ["id", *config.data.ood])
         summary = summarise(config.run, metrics, [], stages.chosen_sources([name], data))
-        return RunResult(summary, folder.path, folder.path)
+        return RunResult(summary, stages.folder.path, stages.folder.path)
 
 
 def _method_of(adapter: Path) -> str:

@@ -25,7 +25,7 @@ from ray_jobs.trial_choice import Objective
 from ray_jobs.trial_outcome import outcome
 from ray_jobs.trial_table import REFERENCE, Trial, TrialTable
 from ray_jobs.trial_worker import trial_config
-from ray_jobs.tune import room_for, search
+from ray_jobs.tune import is_nested, room_for, search
 
 FOLDER, TABLE = "tune", "trials.jsonl"
 _STATUS: dict[str, Status] = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
@@ -60,7 +60,7 @@ def tune(
         )
     import ray
 
-    connect()
+    connect(dashboard=is_nested(config.resources))
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = room_for(section, config.resources, nodes)
     with open_run_folder(config, on_existing) as folder, ending(open_logger(config, folder.path)) as logger:

@@ -13,8 +13,12 @@ from components.errors import CaltuneError, UsageError
 from ray_jobs.worker import quiet_environment
 
 
-def connect() -> None:
+def connect(dashboard: bool = False) -> None:
     """Starts or joins Ray unless that has been done. `RAY_ADDRESS` names a cluster, as everywhere in Ray.
+
+    Args:
+        dashboard: Whether a Ray started here needs its dashboard. Ray Train asks it who is still alive before it gives
+            back what the workers of a trial that was stopped have held; without it they would hold it for ever (E1).
 
     Raises:
         CaltuneError: The cluster named cannot be reached.
@@ -24,7 +28,7 @@ def connect() -> None:
     if ray.is_initialized():
         return
     # "local": a cluster that happens to run on this machine is joined only where it is named.
-    machine: dict[str, Any] = {"address": "local", "include_dashboard": False, "num_cpus": os.cpu_count()}
+    machine: dict[str, Any] = {"address": "local", "include_dashboard": dashboard, "num_cpus": os.cpu_count()}
     # Its one warning says that access to the cluster needs a token, which is as it should be.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     handler = signal.getsignal(signal.SIGTERM)

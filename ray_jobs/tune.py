@@ -115,7 +115,7 @@ def search(
         room: How many run at once, with how many cores.
         on_change: Told, in another thread, of each trial that starts, is evaluated, or ends.
     """
-    connect()
+    connect(dashboard=is_nested(config.resources))
     for trial in table.interrupted():
         settle(trial)
     missing = trials - len(table.closed())
@@ -140,6 +140,11 @@ def search(
         watcher.close()
     if failure:
         raise failure[0]
+
+
+def is_nested(resources: ResourcesConfig) -> bool:
+    """Whether each trial starts workers of Ray Train instead of training in its own process."""
+    return resources.workers > 1 or resources.deepspeed is not None
 
 
 def first_parameters(config: RunConfig) -> dict[str, Any] | None:
@@ -170,7 +175,7 @@ def _tuner(
     folder = job.folder.resolve()
     searcher = TrialSearch(table, objective, folder, config.seed, first_parameters(config))
     watcher = TrialWatcher(table, searcher, on_change, config.seed)
-    nested = config.resources.workers > 1 or config.resources.deepspeed is not None
+    nested = is_nested(config.resources)
     schedule = _schedule(config, table, searcher, watcher, missing, room)  # before trials are taken up again
     # Workers of Ray Train take their own place; the trial that waits for them takes next to none, but Tune wants some.
     own: dict[str, float] = {"CPU": room.cpus, "GPU": int(config.resources.use_gpu)}
