@@ -7,6 +7,7 @@ one, and a search that is continued needs both.
 from __future__ import annotations
 
 import logging
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,22 @@ class TrialSearch(Searcher):
         if first is not None and not closed and not self._waiting:
             self._study.enqueue_trial(first)
         self._asked: dict[int, optuna.Trial] = {}
+        self._lock, self._closed = threading.Lock(), False
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles its searcher for a restore that we never ask it for
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
-        """Parameters for a new trial of Tune's."""
+    def close(self) -> None:
+        """Ends the search: from now on nothing is suggested, and no trial put into the table."""
+        with self._lock:
+            self._closed = True
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """Parameters for a new trial of Tune's; none once the search is closed."""
+        with self._lock:
+            return None if self._closed else self._suggest()
+
+    def _suggest(self) -> dict[str, Any]:
         asked = self._study.ask(self.space)
         if self._waiting:
             number, resume = self._waiting.pop(0).number, True

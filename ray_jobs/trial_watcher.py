@@ -39,6 +39,7 @@ class TrialWatcher(Callback):
 
     def close(self) -> None:
         """Ends the watch: what is running now counts as interrupted, and nothing later is taken down."""
+        self.search.close()  # first, so that no trial begins behind the search's back
         with self._lock:
             self._closed = True
             self.table.interrupt()

@@ -113,6 +113,15 @@ class TestSearch:
         assert search.suggest("b")["suggestion"]["number"] == 2
         assert [t.state for t in table] == ["running", "running"]
 
+    def test_a_closed_search_begins_no_trial(self, tmp_path):
+        """Tune's thread goes on for a moment after the search was broken off."""
+        table = TrialTable(tmp_path / "t.jsonl")
+        search = self.search_over(table)
+        search.suggest("a")
+        search.close()
+        assert search.suggest("b") is None
+        assert len(list(table)) == 1
+
     @pytest.mark.parametrize("mode", ["constrained", "pareto"])
     def test_a_continued_search_goes_on_with_interrupted_trials_and_repeats_none(self, tmp_path, mode):
         table = TrialTable(tmp_path / "t.jsonl")
