@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,14 @@ def test_a_stopped_trial_makes_room_for_the_next(tmp_path, small_run, monkeypatc
         assert 2 <= table[number].step <= trained[-1]["step"] < STEPS, "its workers ended with it"
         assert not (Path(table[number].folder) / "training.json").exists()
     assert result["steps_saved"] > STEPS
+    deadline = time.monotonic() + 60  # Ray Train looks every few seconds whether somebody has gone
+    while (held := groups_held()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert held == []
+
+
+def groups_held() -> list[str]:
+    """States of the placement groups that are not given back."""
     import ray
 
-    groups = ray.util.placement_group_table().values()
-    assert [group["state"] for group in groups if group["state"] != "REMOVED"] == []
+    return [group["state"] for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
