@@ -134,9 +134,9 @@ def _open(uri: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), str(Path(uri).expanduser().resolve())
     try:
         return fs.FileSystem.from_uri(uri)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
-        pass  # a scheme that pyarrow does not know: fsspec's plug-ins may
-    except _TROUBLE as problem:
+    except pyarrow.ArrowException:
+        pass  # a scheme that pyarrow does not know, or was built without: fsspec's plug-ins may
+    except OSError as problem:
         raise StorageError(f"resources.storage_path: {uri} cannot be opened: {problem}") from problem
     import fsspec
 

@@ -19,6 +19,7 @@ import typer
 
 from components.errors import CaltuneError, Interrupted, UsageError
 from pipelines.jobs import add_job_commands
+from pipelines.options import Config, Json, Overrides, Overwrite, Quiet
 from pipelines.pipeline_command import add_pipeline_command
 from pipelines.plan import add_plan_command
 from pipelines.registry_commands import add_registry_commands
@@ -36,16 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)]
 CheckedConfig = Annotated[Path | None, typer.Option("--config", "-c", help="Run file to check.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Override a key, e.g. --set calm.eta=0.3. Repeatable.", show_default=False),
-]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with this run where it was broken off.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete this run's folder and start anew.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 def main() -> None:
@@ -79,7 +72,7 @@ def main() -> None:
 
 @app.command()
 def run(
-    config: ConfigOption,
+    config: Config,
     set_: Overrides = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
@@ -103,7 +96,7 @@ def run(
 
 @app.command()
 def train(
-    config: ConfigOption,
+    config: Config,
     method: Annotated[str | None, typer.Option(help="Only this method of the run file.", show_default=False)] = None,
     set_: Overrides = None,
     resume: Resume = False,
@@ -127,7 +120,7 @@ def train(
 
 @app.command()
 def evaluate(
-    config: ConfigOption,
+    config: Config,
     adapter: Annotated[
         Path | None, typer.Option(help="An adapter folder; without it the model as it is.", show_default=False)
     ] = None,

@@ -17,6 +17,7 @@ import typer
 from rich.table import Table
 
 from components.errors import JobError, UsageError
+from pipelines.options import Config, Json, Overrides
 
 SUBMITTABLE = ("run", "train", "tune", "evaluate")
 
@@ -31,7 +32,6 @@ JobName = Annotated[
     str | None,
     typer.Argument(metavar="[JOB]", help="A job's id, or a run's name; without it the newest.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Timeout = Annotated[
     float | None, typer.Option(help="Seconds to wait; then exit code 4, and the job goes on.", show_default=False)
 ]
@@ -49,10 +49,8 @@ def add_job_commands(app: typer.Typer) -> None:
 def submit(
     context: typer.Context,
     command: Annotated[str, typer.Argument(help="What to run there: run, train, tune or evaluate.")],
-    config: Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key. Repeatable.", show_default=False)
-    ] = None,
+    config: Config,
+    set_: Overrides = None,
     address: Address = None,
     env: Annotated[
         list[str] | None,

@@ -16,18 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from components.errors import UsageError
+from components.errors import CaltuneError, GateError, UsageError
+from pipelines.options import Config, Json, Overrides
 
 if TYPE_CHECKING:
     from components.config import RunConfig
     from pipelines.kubeflow.settings import Settings
 
-GATE_NOT_PASSED = 3
 Pipeline = Literal["calibrate", "retrain"]
 
 Which = Annotated[Pipeline, typer.Argument(help="calibrate or retrain.", show_default=False)]
-Config = Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Option("--set", help="Override a key. Repeatable.", show_default=False)]
 Image = Annotated[
     str | None,
     typer.Option(help="Image of the steps; without it caltune-pipeline of this version.", show_default=False),
@@ -55,7 +53,6 @@ Account = Annotated[
     str | None, typer.Option(help="Kubernetes account of the steps; else the server's default.", show_default=False)
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the schedule; else the pipeline's.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 def add_pipeline_command(app: typer.Typer) -> None:
@@ -128,7 +125,7 @@ def run(
     else:
         print(f"{ended.outcome}: {ended.reason}\nrun folder: {ended.folder}")
     if ended.outcome == "refused":
-        raise typer.Exit(GATE_NOT_PASSED)
+        raise typer.Exit(GateError.exit_code)
 
 
 def schedule(
@@ -226,7 +223,6 @@ def _run_on_server(
     follow: bool,
     as_json: bool,
 ) -> None:
-    from components.errors import CaltuneError
     from pipelines.kubeflow.schedule import EXPERIMENT, server
 
     with _compiled(pipeline, config, settings) as package, server(host, namespace) as client:

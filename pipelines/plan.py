@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pipelines.options import Config, Json, Overrides
 
 
 def add_plan_command(app: typer.Typer) -> None:
@@ -16,10 +17,8 @@ def add_plan_command(app: typer.Typer) -> None:
 
 
 def plan(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key. Repeatable.", show_default=False)
-    ] = None,
+    config: Config,
+    set_: Overrides = None,
     gpu_memory: Annotated[float, typer.Option(help="GiB of memory of one GPU.")] = 80.0,
     max_gpus: Annotated[int, typer.Option(help="Plan for 1, 2, 4 ... up to this many.")] = 64,
     tflops: Annotated[float, typer.Option(help="TFLOP/s that a GPU gets through in practice.")] = 150.0,
@@ -30,7 +29,7 @@ def plan(
     answer_tokens: Annotated[
         int | None, typer.Option(help="Tokens of an option; else 1 by letter, 8 by text.", show_default=False)
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
+    json_: Json = False,
 ) -> None:
     """Say what a run would take: memory by part for each layout, FLOPs, GPU-hours, the cheapest layout that fits.
 

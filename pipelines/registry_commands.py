@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from components.errors import UsageError
+from components.errors import GateError, UsageError
+from pipelines.options import Json
 
 if TYPE_CHECKING:
     from components.config import RunConfig
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from components.registry.promotion import History
     from components.registry.registry import Registry
     from components.registry.verdict import Verdict
-
-GATE_NOT_PASSED = 3
 
 Run = Annotated[Path, typer.Argument(help="Run folder.", show_default=False)]
 Method = Annotated[
@@ -39,7 +38,6 @@ Config = Annotated[
     typer.Option("--config", "-c", help="Run file: its section gate, its MLflow server.", show_default=False),
 ]
 By = Annotated[str | None, typer.Option(help="Who decides; by default the user's name.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 def add_registry_commands(app: typer.Typer) -> None:
@@ -89,7 +87,7 @@ def gate(
     verdict = judge_run(registry, _model(model, named), candidate, named.gate)
     _print_verdict(verdict, json_, markdown)
     if not verdict.passed:
-        raise typer.Exit(GATE_NOT_PASSED)
+        raise typer.Exit(GateError.exit_code)
 
 
 def promote(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from components.errors import UsageError
+from pipelines.options import Config, Overrides
 
 
 def add_render_command(app: typer.Typer) -> None:
@@ -26,11 +27,9 @@ def _group() -> None:
 
 def k8s(
     context: typer.Context,
-    config: Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)],
+    config: Config,
     command: Annotated[str, typer.Option(help="What to run there: run, train, tune or evaluate.")] = "run",
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key. Repeatable.", show_default=False)
-    ] = None,
+    set_: Overrides = None,
     image: Annotated[
         str | None,
         typer.Option(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from components.errors import UsageError
+from pipelines.options import Config, Json, Overrides, Overwrite, Quiet
 
 
 def add_tune_command(app: typer.Typer) -> None:
@@ -17,10 +17,8 @@ def add_tune_command(app: typer.Typer) -> None:
 
 
 def tune(
-    config: Annotated[Path, typer.Option("--config", "-c", help="Run file (YAML).", show_default=False)],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a key. Repeatable.", show_default=False)
-    ] = None,
+    config: Config,
+    set_: Overrides = None,
     trials: Annotated[
         int | None,
         typer.Option(
@@ -30,9 +28,9 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this search; no ended trial is repeated.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete this run's folder and start anew.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    overwrite: Overwrite = False,
+    json_: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Search for settings of a method with low ECE at good accuracy; leave the best as a run file.
 

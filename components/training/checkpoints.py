@@ -78,7 +78,9 @@ class Checkpoints:
             CheckpointError: It cannot be written. Those before it stand.
             StorageError: It cannot be copied to shared storage.
         """
-        path = self._publish(f"step-{step:08d}", step, state, stop, written or {})
+        path = self._publish(
+            f"step-{step:08d}", state, {"step": step, "stop": dict(stop), "written": dict(written or {})}
+        )
         for old in self._numbered()[: -self.keep]:
             self._remove(old)
         referred = self._kept_steps()
@@ -92,7 +94,8 @@ class Checkpoints:
 
         Earlier ones stay until the next checkpoint: a run that resumes from the one before may still want them.
         """
-        return self._publish(_kept_name(step), step, {k: v for k, v in state.items() if k.startswith("value/")}, {}, {})
+        values = {k: v for k, v in state.items() if k.startswith("value/")}
+        return self._publish(_kept_name(step), values, {"step": step, "stop": {}, "written": {}})
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; a damaged one is passed over with a warning.
@@ -154,48 +157,27 @@ class Checkpoints:
         if self.storage is not None:
             self.storage.remove(path.name)
 
-    def _publish(
-        self,
-        name: str,
-        step: int,
-        state: Mapping[str, Tensor],
-        stop: Mapping[str, object],
-        written: Mapping[str, Any],
-    ) -> Path:
+    def _publish(self, name: str, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> Path:
         try:
-            path = self._write(name, step, state, stop, written)
+            path = self._write(name, state, manifest)
         except (OSError, SafetensorError) as problem:
             shutil.rmtree(self.folder / f".{name}.partial", ignore_errors=True)  # what it took is needed by others
             raise CheckpointError(
-                f"the checkpoint at step {step} cannot be written to {self.folder}: {problem}; those before it stand: "
-                "make room and go on with --resume"
+                f"the checkpoint at step {manifest['step']} cannot be written to {self.folder}: {problem}; those "
+                "before it stand: make room and go on with --resume"
             ) from problem
         if self.storage is not None:
             self.storage.put(path, name, last=(MANIFEST,))
         return path
 
-    def _write(
-        self,
-        name: str,
-        step: int,
-        state: Mapping[str, Tensor],
-        stop: Mapping[str, object],
-        written: Mapping[str, Any],
-    ) -> Path:
+    def _write(self, name: str, state: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> Path:
         final, partial, replaced = self.folder / name, self.folder / f".{name}.partial", self.folder / f".{name}.old"
         for leftover in (partial, replaced):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir(parents=True)
         save_file({k: v.detach().cpu().contiguous() for k, v in state.items()}, partial / STATE)
-        manifest = {
-            "step": step,
-            "identity": self.identity,
-            "sha256": _sha256(partial / STATE),
-            "tensors": len(state),
-            "stop": dict(stop),
-            "written": dict(written),
-        }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2))
+        facts = {"identity": self.identity, "sha256": _sha256(partial / STATE), "tensors": len(state)}
+        (partial / MANIFEST).write_text(json.dumps({**manifest, **facts}, indent=2))
         for file in (partial / STATE, partial / MANIFEST):
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())

@@ -289,7 +289,8 @@ class Session:
 
     def _probe(self) -> Callable[[], float]:
         """Mean cross-entropy in nats of the answers of the first validation questions, without dropout."""
-        questions = self._encoded("validation")[: self.job.config.training.batch_size]
+        first = self.data.splits["validation"].questions[: self.job.config.training.batch_size]
+        questions = self.encoder.encode_all(first)
         batch = collate(questions, int(self.tokenizer.pad_token_id), "gold").to(self.process.device)  # type: ignore[arg-type]
 
         @torch.no_grad()

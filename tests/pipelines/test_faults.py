@@ -277,9 +277,8 @@ def steps_in_mlflow(url: str, run_name: str) -> list[int]:
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """An S3-compatible store over HTTP: a bucket's URI and the environment that reaches it."""
-    moto = pytest.importorskip("moto")
-    del moto
-    import boto3
+    pytest.importorskip("moto.server", reason="the package moto[s3] is not installed")
+    boto3 = pytest.importorskip("boto3", reason="the package boto3 is not installed")
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -332,4 +331,4 @@ def test_a_node_is_lost(make_story, whole):
     assert expected.keys() == found.keys()
     for key in expected:
         if key.startswith("value/"):
-            torch.testing.assert_close(found[key], expected[key], rtol=0.0, atol=1e-4)
+            torch.testing.assert_close(found[key], expected[key], rtol=0.0, atol=1e-5)

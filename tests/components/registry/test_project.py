@@ -13,7 +13,6 @@ import typer
 from ruamel.yaml import YAML
 
 from pipelines.cli import app as caltune
-from pipelines.registry_commands import add_registry_commands
 
 ROOT = Path(__file__).parents[3]
 PROJECT = YAML(typ="safe").load((ROOT / "mlflow" / "MLproject").read_text())
@@ -25,7 +24,6 @@ def commands():
     """Commands by name, groups left out."""
     app = typer.Typer()
     app.registered_commands = list(caltune.registered_commands)
-    add_registry_commands(app)
     found = typer.main.get_command(app).commands
     return {name: command for name, command in found.items() if not hasattr(command, "commands")}
 
