@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -96,6 +97,52 @@ def test_bases_have_a_tag(path):
             base = re.sub(r"\$\{(\w+)\}", lambda match: arguments.get(match.group(1), "given:1"), line.split()[0])
             assert re.search(r":[\w.-]+$", base), base
             assert not base.endswith(":latest")
+
+
+@pytest.fixture(scope="module")
+def trainer_venv(tmp_path_factory):
+    """What the trainer's and the pipeline's Dockerfiles install, from the wheel, in a plain venv."""
+    folder = tmp_path_factory.mktemp("image")
+    source = folder / "source"
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("caltune-*.whl")
+    venv = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    index = os.environ.get("TORCH_INDEX_URL")
+    for path in (ROOT / "k8s/images/trainer.Dockerfile", ROOT / "k8s/images/pipeline.Dockerfile"):
+        for arguments in installs(path):
+            if ("$TORCH_INDEX_URL" in arguments) != bool(index) and "torch" in arguments:
+                continue  # the branch of the Dockerfile that is not taken
+            known = {"constraints.txt": str(ROOT / "constraints.txt"), "$TORCH_INDEX_URL": index or ""}
+            known |= {"caltune-*.whl": str(wheel), "${wheel}[kubeflow]": f"{wheel}[kubeflow]"}
+            command = [str(venv / "bin/pip"), "install", "--quiet", *(known.get(a, a) for a in arguments)]
+            subprocess.run(command, cwd=folder, check=True)
+        subprocess.run([venv / "bin/pip", "check"], cwd=folder, check=True)
+    return venv
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_wheel_outside_the_repository_runs_the_quickstarts_first_stages(trainer_venv, tmp_path):
+    """Data and base model of the quickstart that the wheel brings, measured on a few questions, in an empty folder."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    where = "import ray_jobs, pathlib; print(pathlib.Path(ray_jobs.__file__).parent)"
+    run = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
+    package = Path(subprocess.run([trainer_venv / "bin/python", "-c", where], **run).stdout.strip())
+    assert package.is_relative_to(trainer_venv)
+    quickstart = package / "configs/quickstart.yaml"
+    few = "data.splits={train: 40, calibration: 10, validation: 10, test: 10}"
+    command = [trainer_venv / "bin/caltune", "evaluate", "--config", quickstart, "--json", "--set", few]
+    result = subprocess.run(command, **run)
+    assert result.returncode == 0, result.stderr
+    assert set(json.loads(result.stdout)["methods"]["base"]) == {"id", "ood"}
+    assert (tmp_path / "outputs/quickstart/base/evaluation/id/predictions.parquet").is_file()
 
 
 def test_pin_writes_digests_and_nothing_else(tmp_path):
