@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_serializer, model_validator
@@ -131,6 +132,9 @@ class DriftConfig(Strict):
     """With labels: drift when the whole interval of the ECE's increase lies above it."""
     max_accuracy_drop: Fraction = 0.03
     """With labels: drift when the whole interval of the accuracy's drop lies above it."""
+    prediction_log: Path | None = None
+    """What the champion has answered in service, as .parquet or .jsonl with `confidence_softmax` and, with routers,
+    `confidence_flc` a row: its confidences are compared with those on its test data. Null: only labels decide."""
     max_shift: Fraction = 0.15
     """Without labels: drift when a distribution of confidence has moved by more than this, as the greatest difference
     of the two distribution functions (Kolmogorov-Smirnov's D)."""

@@ -236,6 +236,8 @@ def _check(config: RunConfig, arguments: Sequence[str], placement: Placement) ->
     model = config.model.name
     if model.startswith(("/", ".", "~")) or Path(model).is_dir():
         places["model.name"] = Path(model)
+    if config.drift is not None and config.drift.prediction_log is not None:
+        places["drift.prediction_log"] = config.drift.prediction_log
     storage = config.resources.storage_path
     if storage is not None and "://" not in storage:
         places["resources.storage_path"] = Path(storage)

@@ -96,6 +96,16 @@ class DriftDecision:
         verdict = "drift" if self.drifted else "no drift"
         return f"{verdict} on {basis}: " + "; ".join(figure.sentence for figure in shown)
 
+    def values(self) -> dict[str, float]:
+        """Everything about the figures that is a number, by name: `ece_worsening`, `shift_of_softmax_p_value` ..."""
+        parts = ("reference", "fresh", "worsening", "ci_low", "ci_high", "p_value", "limit")
+        return {
+            f"{figure.name.replace(' ', '_')}_{part}": value
+            for figure in self.figures
+            for part in parts
+            if (value := getattr(figure, part)) is not None
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """The decision, its figures and its reason as JSON types."""
         return {

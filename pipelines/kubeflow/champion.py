@@ -10,15 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.config_gate import CHAMPION
+from components.config import RunConfig
+from components.config_gate import CHAMPION, DriftConfig
 from components.errors import CaltuneError, UsageError
+from components.evaluation.predictions import Predictions, read_predictions
 from components.files import read_json
+from components.registry.drift import DriftDecision, confidences, labelled_drift, unlabelled_drift
+from components.registry.prediction_log import read_confidences
 from pipelines.kubeflow.shipping import model_of, registry_of, tracked
 from pipelines.kubeflow.steps import config_of, show, test_splits
 from pipelines.progress import Reporter
 
 if TYPE_CHECKING:
-    from components.evaluation.predictions import Predictions
     from pipelines.kubeflow.steps import Figures
 
 RAW = f"{CHAMPION}-unrecalibrated"
@@ -83,6 +86,8 @@ def recalibrated(found: dict[str, Predictions], kind: str, fitted: Path) -> dict
 def decide(folder: str, champion: str | None, figures: Figures) -> tuple[bool, str]:
     """Whether a retraining is due; the decision goes to the run folder and to MLflow.
 
+    It is due when the labelled questions show drift, or the confidences of `drift.prediction_log` do.
+
     Args:
         folder: The run folder.
         champion: The champion's version; None where there is none, which makes a training due.
@@ -92,11 +97,8 @@ def decide(folder: str, champion: str | None, figures: Figures) -> tuple[bool, s
         The decision, and why.
 
     Raises:
-        CaltuneError: The champion's own test results are not in the registry.
+        CaltuneError: The champion's own test results are not in the registry, or the prediction log cannot be read.
     """
-    from components.evaluation.predictions import read_predictions
-    from components.registry.drift import labelled_drift
-
     config = config_of(folder)
     if config.drift is None:
         raise UsageError(f"{folder}: its run file has no section 'drift'")
@@ -104,23 +106,55 @@ def decide(folder: str, champion: str | None, figures: Figures) -> tuple[bool, s
         if champion is None:
             notes["drifted"], notes["reason"] = True, f"{model_of(config)} has no champion yet"
         else:
-            registry = registry_of(config)
-            version = registry.version(model_of(config), champion)
-            test = registry.results(version, [FRESH]).predictions.get(FRESH)
-            if test is None:
-                raise CaltuneError(f"{version.name} was registered without its answers to its own test questions")
             fresh = read_predictions(run_folder.method(CHAMPION) / "evaluation" / FRESH / "predictions.parquet")
-            decision = labelled_drift(fresh, test, config.drift, config.evaluation, config.seed)
-            notes |= decision.as_dict()
-            shown = {
-                f"{figure.name}_{part}": value
-                for figure in decision.figures
-                for part in ("reference", "fresh", "worsening", "ci_low", "ci_high", "limit")
-                if (value := getattr(figure, part)) is not None
-            }
+            decisions = decisions_on(fresh, champions_test(config, champion), config, config.drift)
+            drifted = [decision for decision in decisions if decision.drifted]
+            notes["drifted"] = bool(drifted)
+            notes["reason"] = ". ".join(decision.reason for decision in drifted or decisions)
+            notes["decisions"] = [decision.as_dict() for decision in decisions]
+            shown = {name: value for decision in decisions for name, value in decision.values().items()}
             for name, value in shown.items():
                 figures.log_metric(name, value)
             logger.log_metrics({f"drift/{name}": value for name, value in shown.items()}, 0)
         logger.log_dict(notes, "drift.json")
         logger.set_tags({"caltune.drift": notes["reason"]})
         return notes["drifted"], notes["reason"]
+
+
+def champions_test(config: RunConfig, champion: str) -> Predictions:
+    """The champion's answers to its own test questions.
+
+    Args:
+        config: The run.
+        champion: The champion's version.
+
+    Raises:
+        CaltuneError: They are not in the registry.
+    """
+    registry = registry_of(config)
+    version = registry.version(model_of(config), champion)
+    test = registry.results(version, [FRESH]).predictions.get(FRESH)
+    if test is None:
+        raise CaltuneError(f"{version.name} was registered without its answers to its own test questions")
+    return test
+
+
+def decisions_on(
+    fresh: Predictions, test: Predictions, config: RunConfig, drift: DriftConfig
+) -> tuple[DriftDecision, ...]:
+    """By the labels, and without them where the run file names a prediction log.
+
+    Args:
+        fresh: The champion's predictions of the fresh, labelled questions.
+        test: Those of its own test questions.
+        config: The run.
+        drift: What is allowed.
+
+    Raises:
+        DataError: The prediction log cannot be read.
+    """
+    labelled = labelled_drift(fresh, test, drift, config.evaluation, config.seed)
+    if drift.prediction_log is None:
+        return (labelled,)
+    stated = read_confidences(drift.prediction_log, test.sources)
+    return labelled, unlabelled_drift(stated, confidences(test), drift)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 
 from components.config import EvaluationConfig
 from components.config_gate import DriftConfig
-from components.errors import CaltuneError
+from components.errors import CaltuneError, DataError
+from components.evaluation.predictions import write_predictions
 from components.registry.drift import confidences, labelled_drift, unlabelled_drift
+from components.registry.prediction_log import read_confidences
 
 EVALUATION = EvaluationConfig(bootstrap=200)
 CONFIG = DriftConfig()
@@ -88,3 +91,47 @@ def test_size_and_evidence_must_both_be_there():
 def test_other_sources_cannot_be_compared(simulate):
     with pytest.raises(CaltuneError, match="evaluate both with the champion"):
         unlabelled_drift(confidences(simulate(20)), confidences(simulate(20, flc=0.5)), CONFIG)
+
+
+def test_a_prediction_log_is_read_from_either_format(simulate, tmp_path):
+    found = simulate(20, seed=1, flc=0.6)
+    write_predictions(tmp_path / "log.parquet", found)
+    rows = zip(*(found.confidence(source) for source in ("softmax", "flc")), strict=True)
+    lines = [json.dumps({"id": i, "confidence_softmax": a, "confidence_flc": b}) for i, (a, b) in enumerate(rows)]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines) + "\n")
+    for name in ("log.parquet", "log.jsonl"):
+        read = read_confidences(tmp_path / name, found.sources)
+        assert {source: values.tolist() for source, values in read.items()} == {
+            source: found.confidence(source).tolist() for source in found.sources
+        }
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('{"confidence_softmax": 0.5}\n{"confidence_softmax": NaN}', ":2: field 'confidence_softmax': is nan"),
+        ('{"confidence_softmax": 1.5}', ":1: field 'confidence_softmax': is 1.5"),
+        ('{"confidence_softmax": true}', ":1: field 'confidence_softmax': is True"),
+        ('{"confidence": 0.5}', ":1: field 'confidence_softmax': is None"),
+        ('{"confidence_softmax": 0.5}\n{"conf', ":2: is not JSON"),
+        ("[0.5]", ":1: is not a JSON object"),
+        ("", "has no rows"),
+    ],
+)
+def test_a_bad_row_of_a_prediction_log_is_named(tmp_path, text, place):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text)
+    with pytest.raises(DataError, match=re.escape(place)):
+        read_confidences(path, ["softmax"])
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.jsonl"])
+def test_a_missing_prediction_log_is_an_error(tmp_path, name):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_confidences(tmp_path / name, ["softmax"])
+
+
+def test_a_parquet_log_without_the_routers_confidence_is_refused(simulate, tmp_path):
+    write_predictions(tmp_path / "log.parquet", simulate(20))
+    with pytest.raises(DataError, match=re.escape("'confidence_flc': column is missing")):
+        read_confidences(tmp_path / "log.parquet", ["softmax", "flc"])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from components.config_gate import DriftConfig
 from components.errors import CaltuneError, UsageError
 from components.evaluation.predictions import Predictions
 from components.run_file import load_run_file, save_resolved
 from pipelines.k8s_job import Placement
 from pipelines.k8s_rules import refuse_problems
-from pipelines.kubeflow.champion import recalibrated
+from pipelines.kubeflow.champion import decisions_on, recalibrated
 from pipelines.kubeflow.remote import job_name, ray_job
 from pipelines.kubeflow.steps import check_data, config_of, prepare_run, run_name, show
 
@@ -69,6 +71,27 @@ def test_undefined_figures_are_left_out(artifact):
     block = {"accuracy": {"value": 0.5}, "ece": {"value": None}, "other": {"value": 1.0}}
     show(metrics, {"sft": {"id": {"sources": {"softmax": block}}}})
     assert metrics.metadata == {"sft_id_softmax_accuracy": 0.5}
+
+
+def test_the_prediction_log_decides_beside_the_labels(towns_run, tmp_path):
+    """Labelled answers as ever, but the log states 0.2 throughout where the test data had 0.6 and 0.7: D = 1."""
+    many = replace(
+        predictions(),
+        ids=tuple(f"{i}" for i in range(60)),
+        gold=np.tile([0, 2], 30),
+        option_log_probs=np.tile(SCORES, (30, 1)),
+        option_mass=np.full(60, 0.5),
+        groups=(None,) * 60,
+    )
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"confidence_softmax": 0.2}\n' * 60)
+    config = towns_run("Paris")
+    drift = DriftConfig(prediction_log=log)
+    labelled, unlabelled = decisions_on(many, many, config, drift)
+    assert not labelled.drifted
+    assert unlabelled.drifted
+    assert unlabelled.values()["shift_of_softmax_worsening"] == 1.0
+    assert [one.labelled for one in decisions_on(many, many, config, DriftConfig())] == [True]
 
 
 def test_a_champions_temperature_is_applied(tmp_path):
