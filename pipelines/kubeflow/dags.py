@@ -1,6 +1,7 @@
 """The two pipelines: `calibrate` makes a model and registers it if the gate passes; `retrain` does so when it is due.
 
     calibrate:  prepare -> for each method: train, evaluate, recalibrate -> compare -> gate -> register, or refuse
+                (where the gate compares with the champion, the champion answers the same questions first)
     retrain:    prepare -> evaluate champion -> drift?  no: stop
                                                         yes: the same from training on -> gate -> register, promote
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from kfp import compiler, dsl
 
 from components.config import RunConfig
+from components.config_gate import CHAMPION
 from components.errors import UsageError
 from components.run_file import to_yaml
 from components.training.methods import METHODS
@@ -88,19 +90,20 @@ class _Graph:
         """`calibrate`."""
         prepared = self._prepare()
         folder = prepared.outputs["Output"]
-        judged = self._judge(folder, self._methods(folder, prepared))
+        gate = self.config.gate
+        compared = gate is not None and any(rule.reference == CHAMPION for rule in gate.rules)
+        first = self._evaluate_champion(folder, prepared) if compared else prepared
+        judged = self._judge(folder, self._methods(folder, prepared, first))
         self._by_verdict(folder, judged, lambda: self._step("register", steps.register, folder=folder))
 
     def retrain(self) -> None:
         """`retrain`."""
         prepared = self._prepare()
         folder = prepared.outputs["Output"]
-        champion = self._step(
-            "evaluate", steps.evaluate_champion, "evaluate-champion", folder=folder, data=prepared.outputs["data"]
-        )
+        champion = self._evaluate_champion(folder, prepared)
         drift = self._step("decide", steps.decide_drift, folder=folder, champion=champion.outputs["Output"])
         with dsl.If(drift.outputs["drifted"] == True, "drifted"):  # noqa: E712
-            judged = self._judge(folder, self._methods(folder, prepared))
+            judged = self._judge(folder, self._methods(folder, prepared, prepared))
             self._by_verdict(folder, judged, lambda: self._ship(folder))
         with dsl.Else("not-drifted"):
             self._step("stop", steps.stop, folder=folder, reason=drift.outputs["reason"])
@@ -108,9 +111,12 @@ class _Graph:
     def _prepare(self) -> PipelineTask:
         return self._step("prepare", steps.prepare, run_file=to_yaml(self.config), job=self.job)
 
-    def _methods(self, folder: Any, prepared: PipelineTask) -> PipelineTask:
+    def _evaluate_champion(self, folder: Any, prepared: PipelineTask) -> PipelineTask:
+        data = prepared.outputs["data"]
+        return self._step("evaluate", steps.evaluate_champion, "evaluate-champion", folder=folder, data=data)
+
+    def _methods(self, folder: Any, prepared: PipelineTask, last: PipelineTask) -> PipelineTask:
         """The steps of every method, one after the other because a run folder has one writer; the last of them."""
-        last = prepared
         data = prepared.outputs["data"]
         for method in self.config.methods:
             title = method.replace("_", "-")

@@ -62,6 +62,13 @@ METHODS = [
 
 def test_calibrate_is_one_chain_up_to_the_gate(compiled):
     spec, _ = compiled("calibrate")
+    assert titles(graphs(spec)["root"])[:-1] == ["prepare", "evaluate-champion", *METHODS, "compare", "gate"]
+
+
+def test_a_gate_without_the_champion_does_not_measure_it(compiled, run_file):
+    """The run file's own rule compares with the champion; one that sets a bound does not."""
+    gate = {"method": "sft", "rules": [{"metric": "accuracy", "threshold": 0.5}]}
+    spec, _ = compiled("calibrate", run_file(gate=gate))
     assert titles(graphs(spec)["root"])[:-1] == ["prepare", *METHODS, "compare", "gate"]
 
 
