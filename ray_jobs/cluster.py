@@ -49,32 +49,25 @@ def connect(dashboard: bool = False) -> None:
 
 
 def cpus_per_worker(resources: ResourcesConfig) -> int:
-    """CPU cores of each worker: as the run file says, else the cluster's cores divided evenly, at least one.
+    """CPU cores of each worker: as the run file says, else divided evenly, at least one.
+
+    A worker needs all of its cores on one node.
 
     Raises:
-        UsageError: The cluster has fewer cores or GPUs than the run asks for; waiting would never end (E1, E21).
+        UsageError: The cluster has not the room; waiting would never end (E1, E21).
     """
-    import ray
-
-    total = ray.cluster_resources()
-    cores, gpus = int(total.get("CPU", 0)), int(total.get("GPU", 0))
     least = resources.min_workers or resources.workers
-    each = resources.cpus_per_worker or max(cores // resources.workers, 1)
-    if each * least > cores:
+    each, room = _cores_each(resources, resources.workers)
+    if room < least:
         raise UsageError(
-            f"resources: {least} workers of {each} CPU cores need {each * least}, "
-            f"Ray has {cores}; lower resources.workers or resources.cpus_per_worker"
+            f"resources: {least} workers {_size(resources, each)} do not fit, Ray has room for {room}; lower "
+            "resources.workers or resources.cpus_per_worker"
         )
-    if resources.use_gpu and gpus < least:
-        raise UsageError(f"resources: {least} workers need a GPU each, Ray has {gpus}")
     return each
 
 
 def resources_per_actor(resources: ResourcesConfig, actors: int) -> tuple[int, int]:
-    """CPU cores and GPUs of each of some actors that shall run at the same time.
-
-    Cores as the run file says, else as many as let all of them run, divided evenly. An actor needs all of its cores on
-    one node.
+    """CPU cores and GPUs of each of some actors that shall run at the same time; see `cpus_per_worker`.
 
     Returns:
         CPU cores and GPUs of each.
@@ -82,23 +75,31 @@ def resources_per_actor(resources: ResourcesConfig, actors: int) -> tuple[int, i
     Raises:
         UsageError: The nodes have not the room; waiting would never end (E1, E21).
     """
+    each, room = _cores_each(resources, actors)
+    if room < actors:
+        raise UsageError(
+            f"evaluation: {actors} actors {_size(resources, each)} do not fit, Ray has room for {room}; "
+            "lower evaluation.actors or resources.cpus_per_worker"
+        )
+    return each, int(resources.use_gpu)
+
+
+def _cores_each(resources: ResourcesConfig, count: int) -> tuple[int, int]:
+    """Cores of each of `count` processes, as many as let all of them run, and how many of that size the nodes take."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
-    def fitting(cores: int) -> int:
-        """Actors of so many cores that the nodes take."""
+    def room(cores: int) -> int:
         return sum(
-            min(int(node.get("CPU", 0)) // cores, int(node.get("GPU", 0)) if resources.use_gpu else actors)
+            min(int(node.get("CPU", 0)) // cores, int(node.get("GPU", 0)) if resources.use_gpu else count)
             for node in nodes
         )
 
-    most = sum(int(node.get("CPU", 0)) for node in nodes) // actors
-    each = resources.cpus_per_worker or next((n for n in range(most, 0, -1) if fitting(n) >= actors), 1)
-    if fitting(each) < actors:
-        gpu = " and a GPU" if resources.use_gpu else ""
-        raise UsageError(
-            f"evaluation: {actors} actors of {each} CPU cores{gpu} do not fit, Ray has room for {fitting(each)}; "
-            "lower evaluation.actors or resources.cpus_per_worker"
-        )
-    return each, int(resources.use_gpu)
+    most = sum(int(node.get("CPU", 0)) for node in nodes) // count
+    each = resources.cpus_per_worker or next((n for n in range(most, 0, -1) if room(n) >= count), 1)
+    return each, room(each)
+
+
+def _size(resources: ResourcesConfig, cores: int) -> str:
+    return f"of {cores} CPU cores" + (" and a GPU" if resources.use_gpu else "")
