@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ class TestTargets:
         assert float(found[others].sum()) == pytest.approx(1 - accuracy, abs=1e-12)
         assert not found[k:].any()
         by_p = sorted(others, key=lambda j: float(log_p[0, j]))
-        for lower, higher in zip(by_p, by_p[1:], strict=False):
+        for lower, higher in pairwise(by_p):
             assert found[lower] <= found[higher] * (1 + 1e-12)
 
     def test_options_of_probability_zero_share_alike(self):
