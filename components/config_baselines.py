@@ -20,8 +20,8 @@ class CftConfig(Strict):
     """`cft` and `rcft`: (1 - a) * fine-tuning loss + a * 1e-3 * calibration loss, after one look at the base model."""
 
     weight: Fraction = 0.5
-    """a (0.5: found, the public trainer's default; its script runs 0 and 1). 0 is plain fine-tuning. The factor 1e-3 is
-    found too, so the two losses weigh the same near a = 0.999."""
+    """a (0.5: found, the public trainer's default; its script runs 0 and 1). 0 is plain fine-tuning, for `rcft`
+    on the questions too. The factor 1e-3 is found as well, so the two losses weigh the same near a = 0.999."""
 
 
 class RegularizationConfig(Strict):

@@ -43,8 +43,8 @@ class TestLabelSmoothing:
 
 class TestBins:
     def test_every_bin_is_measured_the_last_one_too(self):
-        """Confidences .95 right, .92 wrong, 1.0 right, .5 (of two equal, the first) right, .45 wrong."""
-        p = np.array([[0.95, 0.05, 0], [0.08, 0.92, 0], [0, 0, 1.0], [0.5, 0.5, 0], [0.45, 0.25, 0.3]])
+        """Confidences .95 right, .92 wrong, 1.0 right, .55 right, .45 wrong."""
+        p = np.array([[0.95, 0.05, 0], [0.08, 0.92, 0], [0, 0, 1.0], [0.55, 0.45, 0], [0.45, 0.25, 0.3]])
         with np.errstate(divide="ignore"):
             bins = BinAccuracy.measure(np.log(p) - 3.0, np.array([0, 0, 2, 0, 1]))
         assert bins.count == (0, 0, 0, 0, 1, 1, 0, 0, 0, 3)
