@@ -12,15 +12,21 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from components.config_base import Fraction, Positive, Strict
+from components.config_baselines import CftConfig, IterateConfig, LabelSmoothingConfig, RegularizationConfig
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
-MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct"]
+MethodName = Literal[
+    "base", "sft", "calm", "uq4ct", "calm_uq4ct",
+    "label_smoothing", "cft", "rcft", "regularization", "iterate", "learned_ts",
+]  # fmt: skip
 RecalibrationName = Literal["temperature", "flc_temperature"]
 ROUTED_METHODS = ("uq4ct", "calm_uq4ct")
 """Methods whose model has routers, and with them a router confidence."""
+HEAD_METHODS = ("calm", "calm_uq4ct", "regularization", "iterate", "learned_ts")
+"""Methods that train a calibration head beside the weights; they share the section `calm`, its stop rule included."""
 
 
 class AdapterConfig(Strict):
@@ -86,7 +92,7 @@ class ModelConfig(Strict):
     trust_remote_code: bool = False
     """Allow the model's own Python code from the hub to run."""
     adapter: AdapterConfig = AdapterConfig()
-    """What `sft` and `calm` train."""
+    """What every method but `uq4ct` and `calm_uq4ct` trains."""
     mixlora: MixLoraConfig = MixLoraConfig()
     """What `uq4ct` and `calm_uq4ct` train."""
 
@@ -190,6 +196,10 @@ class RunConfig(Strict):
     training: TrainingConfig = TrainingConfig()
     calm: CalmConfig = CalmConfig()
     uq4ct: Uq4ctConfig = Uq4ctConfig()
+    label_smoothing: LabelSmoothingConfig = LabelSmoothingConfig()
+    cft: CftConfig = CftConfig()
+    regularization: RegularizationConfig = RegularizationConfig()
+    iterate: IterateConfig = IterateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -212,11 +222,7 @@ class RunConfig(Strict):
                     f"'recalibrate' asks for 'flc_temperature' of '{method}', whose model has no routers to take a "
                     f"confidence from; ask for it of {' or '.join(ROUTED_METHODS)}, or use 'temperature'"
                 )
-        if (
-            self.calm.stop.split != "validation"
-            and not self.data.heldout_groups
-            and {"calm", "calm_uq4ct"} & set(self.methods)
-        ):
+        if self.calm.stop.split != "validation" and not self.data.heldout_groups and {*HEAD_METHODS} & {*self.methods}:
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
         self._check_workers()
         if self.tune is not None:

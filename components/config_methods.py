@@ -25,7 +25,10 @@ class StopConfig(Strict):
 
 
 class CalmConfig(Strict):
-    """CALM: bilevel training of weights (lower level) and calibration head (upper level)."""
+    """CALM: bilevel training of weights (lower level) and calibration head (upper level).
+
+    Its ablations `regularization`, `iterate` and `learned_ts` read the same keys, as far as they have a use for them.
+    """
 
     inner_steps: int = Field(5, ge=1)
     """T, gradient steps towards the lower level's surrogate solution (5: inferred from the reported cost)."""
@@ -40,7 +43,8 @@ class CalmConfig(Strict):
     entropy_over: Literal["options", "vocabulary"] = "options"
     """Support of the upper level's entropy. Over the vocabulary it rises through tokens that never compete."""
     head: Literal["vocabulary", "scalar"] = "vocabulary"
-    """One offset and temperature per token, or one of each for all (the paper's scalar ablation)."""
+    """One offset and temperature per token, or one of each for all (the paper's scalar ablation, which `learned_ts`
+    always takes)."""
     max_temperature: Annotated[float, Field(gt=1)] = 8.0
     """tau is clamped to [1 / max, max] (ours)."""
     stop: StopConfig = StopConfig()

@@ -13,13 +13,22 @@ from components.config_base import Fraction, Positive, Strict
 from components.config_population import PbtConfig, check_population
 
 Value = bool | int | float | str
+_OF_HEAD = ("calm.alpha_learning_rate", "calm.entropy_over", "calm.max_temperature", "calm.stop")
+_OF_SOLVER = ("calm.inner_steps", "calm.inner_learning_rate", "calm.eta", "calm.phi")
 SEARCHED_SECTIONS = {
     "sft": ("training", "model.adapter"),
     "calm": ("training", "model.adapter", "calm"),
     "uq4ct": ("training", "model.mixlora", "uq4ct"),
     "calm_uq4ct": ("training", "model.mixlora", "calm", "uq4ct"),
+    "label_smoothing": ("training", "model.adapter", "label_smoothing"),
+    "cft": ("training", "model.adapter", "cft"),
+    "rcft": ("training", "model.adapter", "cft"),
+    "regularization": ("training", "model.adapter", *_OF_HEAD, "calm.head", "regularization"),
+    "iterate": ("training", "model.adapter", *_OF_HEAD, "calm.head", "iterate"),
+    "learned_ts": ("training", "model.adapter", *_OF_HEAD, *_OF_SOLVER),
 }
-"""Sections that a method's training reads. Data are prepared once for all trials, so their keys cannot be searched."""
+"""Sections and keys that a method's training reads. Data are prepared once for all trials, so their keys cannot be
+searched."""
 
 
 class Dimension(Strict):
@@ -88,7 +97,10 @@ SchedulerConfig = Annotated[
 class TuneConfig(Strict):
     """A search: `caltune tune`."""
 
-    method: Literal["sft", "calm", "uq4ct", "calm_uq4ct"] = "calm"
+    method: Literal[
+        "sft", "calm", "uq4ct", "calm_uq4ct",
+        "label_smoothing", "cft", "rcft", "regularization", "iterate", "learned_ts",
+    ] = "calm"  # fmt: skip
     """The method searched; one of `methods`."""
     trials: int = Field(24, ge=1)
     """Trials to run, failed and stopped ones included. The first takes the run file's own values."""
@@ -142,7 +154,7 @@ def check_space(config: BaseModel, tune: TuneConfig) -> None:
     """
     known = dict(_leaves(type(config), ""))
     sections = SEARCHED_SECTIONS[tune.method]
-    searchable = [key for key in known if key.startswith(tuple(f"{section}." for section in sections))]
+    searchable = [key for key in known if any(f"{key}.".startswith(f"{section}.") for section in sections)]
     for key, dimension in tune.space.items():
         if key not in known:
             near = difflib.get_close_matches(key, searchable, n=1)

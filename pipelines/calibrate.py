@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.config import MethodName, RecalibrationName, RunConfig
+from components.config import HEAD_METHODS, MethodName, RecalibrationName, RunConfig
 from components.errors import UsageError
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
 from components.evaluation.predictions import SOFTMAX, Predictions, read_predictions, write_predictions
@@ -218,7 +218,7 @@ class Calibration:
         """
         fits: dict[str, tuple[RecalibrationName, tuple[str, ...]]] = {}
         stop = self.config.calm.stop
-        calm_stops = {"calm", "calm_uq4ct"} & set(self.config.methods) and stop.rule != "budget"
+        calm_stops = {*HEAD_METHODS} & {*self.config.methods} and stop.rule != "budget"
         for kind in self.config.recalibrate.get(method, []):
             if kind == "flc_temperature":
                 fits[f"{method}+{kind}"] = (kind, _reference(data))

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from components.data.prepare import PreparedData
     from components.models.base import ResolvedModel
 
+PLAIN = ("base", "sft")
+"""Methods that every other one is compared with."""
+CALM_ABLATIONS = ("regularization", "iterate", "learned_ts")
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -163,18 +167,20 @@ def _flc_temperatures(
 def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
     """Pairs of rows of the summary whose difference is worth an interval.
 
-    CALM and UQ4CT against everything that they should beat, their composition against each of them too, plain
-    fine-tuning against the model as it is. The chosen source of a method with routers against plain fine-tuning and
-    the method's own softmax; its temperatures from router confidence against these and against plain fine-tuning with
-    a temperature; its other recalibrations against the same one of plain fine-tuning.
+    Every method against plain fine-tuning and the model as it is, recalibrated or not; the composition of CALM and
+    UQ4CT against each of them too, CALM against its ablations, plain fine-tuning against the model as it is. The
+    chosen source of a method with routers against plain fine-tuning and the method's own softmax; its temperatures
+    from router confidence against these and against plain fine-tuning with a temperature; its other recalibrations
+    against the same one of plain fine-tuning.
 
     Args:
         names: Methods, recalibrated ones included.
         chosen: Chosen confidence source of the methods that have several.
     """
     plain = [name for name in names if name.startswith(("base", "sft"))]
-    wanted: list[tuple[str, str]] = [(ours, other) for ours in ("calm", "uq4ct", "calm_uq4ct") for other in plain]
+    wanted: list[tuple[str, str]] = [(ours, other) for ours in METHODS if ours not in PLAIN for other in plain]
     wanted += [("calm_uq4ct", "calm"), ("calm_uq4ct", "uq4ct")]
+    wanted += [("calm", ablation) for ablation in CALM_ABLATIONS]
     rows = {row_name(method, source): method for method, source in (chosen or {}).items()}
     for method in ROUTED_METHODS:
         wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]

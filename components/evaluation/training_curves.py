@@ -36,6 +36,8 @@ _PANELS = (
     _Panel("Upper level f (negative entropy)", ("f",)),
     _Panel("Lower level g", ("g",)),
     _Panel("Cross-entropy", ("cross_entropy",)),
+    _Panel("Cross-entropy of the questions", ("question_cross_entropy",)),
+    _Panel("Cross-entropy against uniform", ("uniform_cross_entropy",)),
     _Panel("Calibration loss", ("calibration_loss",)),
     _Panel("Balance loss", ("balance_loss",)),
     _Panel("Router z-loss", ("z_loss",)),

@@ -19,14 +19,18 @@ from components.data.prompts import EncodedQuestion
 from components.errors import UsageError
 from components.models.adapter import trainable_parameters
 from components.models.base import ResolvedModel
-from components.models.scoring import ScoringModel, apply_head
+from components.models.calibration_head import CalibrationHead
+from components.models.scoring import ScoringModel
 from components.planning.shapes import MetaModel, build, layers_alike
 from components.planning.tally import NOTHING, Tally, Usage
+from components.training.baseline_losses import CftLoss
+from components.training.build import make_lower
 from components.training.feed import Feed
-from components.training.lower_losses import AnswerLoss, LowerLoss, Uq4ctLoss, options_needed
+from components.training.lower_losses import LowerLoss
 from components.training.methods import Method
-from components.training.objectives.entropy import option_entropy_sum, vocabulary_entropy_sum
+from components.training.objectives.cft import BINS, BinAccuracy
 from components.training.recompute import recompute_activations
+from components.training.upper_loss import UpperLoss
 
 SHORT, LONGER = 2, 3
 """Decoder layers of the two short models. The first layer is unlike the others: nothing before it is trained, so it
@@ -73,7 +77,7 @@ class LossUsage:
     Attributes:
         lower: Value and gradient of what the weights minimise.
         lower_forward: Its value and its gradient by the head alone, which runs the model forward only (bilevel).
-        upper: Value and gradient of the upper level's entropy (bilevel).
+        upper: Value and gradient of the entropy that trains the head, if there is one.
     """
 
     lower: Usage
@@ -122,8 +126,9 @@ class DryRun:
             both = self._gradient(module, meta, lower)
             if meta.head is None:
                 return LossUsage(both)
-            forward = self._gradient(module, meta, lower, wrt=("alpha",))
-            return LossUsage(both, forward, self._gradient(module, meta, self._upper(module, meta, rows)))
+            upper = self._gradient(module, meta, self._upper(module, meta.head, rows))
+            forward = self._gradient(module, meta, lower, wrt=("alpha",)) if self.method.bilevel else NOTHING
+            return LossUsage(both, forward, upper)
 
     def _model(self, layers: int, checkpointing: bool) -> MetaModel:
         key = layers, checkpointing
@@ -138,23 +143,15 @@ class DryRun:
         return Feed(self.rows.questions(rows), rows, options, self.config.seed, pad_id=0, device="meta")
 
     def _lower(self, module: ScoringModel, meta: MetaModel, rows: int) -> LowerLoss:
-        loss: LowerLoss
-        if self.method.lower == "uq4ct":
-            uq4ct = self.config.uq4ct
-            loss = Uq4ctLoss(module, self._feed(rows, options_needed(uq4ct)), uq4ct, meta.head)
-        else:
-            loss = AnswerLoss(module, self._feed(rows, "gold"), meta.head)
+        loss = make_lower(self.method, self.config, module, meta.head, lambda split, options: self._feed(rows, options))
+        if isinstance(loss, CftLoss):
+            loss.bins = BinAccuracy((0,) * BINS, (1,) * BINS)
         loss.begin(0)
         return loss
 
-    def _upper(self, module: ScoringModel, meta: MetaModel, rows: int) -> Callable[[], Tensor]:
-        batch = self._feed(rows, "all").share(0)
-        over_options = self.config.calm.entropy_over == "options"
-
-        def loss() -> Tensor:
-            logits = apply_head(meta.head, module(batch))
-            return (option_entropy_sum if over_options else vocabulary_entropy_sum)(logits, batch)
-
+    def _upper(self, module: ScoringModel, head: CalibrationHead, rows: int) -> UpperLoss:
+        loss = UpperLoss(module, head, self._feed(rows, "all"), self.config.calm.entropy_over)
+        loss.begin(0)
         return loss
 
     def _gradient(

@@ -102,6 +102,7 @@ def plan_method(
         tflops: What a GPU gets through.
     """
     method, steps, inner = dry_run.method, config.training.steps, config.calm.inner_steps
+    turns = config.iterate.calibration_steps
     asked = config.training.gradient_checkpointing
     usable = gpu_memory_gib * GIB * (1.0 - HEADROOM)
     found = []
@@ -112,7 +113,7 @@ def plan_method(
             found += [Candidate(x, peak(dry_run.sizes, usage, method, inner, x), usable) for x in layouts]
     flops = {
         checkpointing: gpus[0]
-        * step_flops(dry_run.usage(config.training.batch_size // gpus[0], checkpointing), method, inner)
+        * step_flops(dry_run.usage(config.training.batch_size // gpus[0], checkpointing), method, inner, turns)
         for checkpointing in (False, True)
     }
     return MethodPlan(method, dry_run, tuple(found), flops, steps, tflops)

@@ -85,9 +85,18 @@ def peak(sizes: Sizes, usage: LossUsage, method: Method, inner_steps: int, layou
 def phases(sizes: Sizes, usage: LossUsage, method: Method, inner_steps: int, layout: Layout) -> list[Phase]:
     """Every phase of a step, in order; arguments as for `peak`."""
     step = _Step(sizes, layout)
-    if not method.bilevel:
+    if not method.trains_head:
         return [*step.gradient("gradient of the loss", usage.lower, 0.0), *step.apply()]
     t, a = step.vector, float(sizes.alpha)
+    if method.levels == "alternate":
+        found = [*step.gradient("gradient of g", usage.lower, 0.0), *step.apply()]
+        return [*found, *step.gradient("gradient of f", usage.upper, 0.0, alpha=a), *step.apply(alpha=a)]
+    if method.levels == "sum":
+        found = [
+            *step.gradient("gradient of g", usage.lower, 0.0, alpha=a),
+            *step.gradient("gradient of f", usage.upper, t + a, alpha=a),
+        ]
+        return [*found, step.phase("direction", bilevel=3 * (t + a)), *step.apply(alpha=a)]
     found = step.gradient("gradient of g", usage.lower, 0.0, alpha=a)
     # Held from here on: grad g in both blocks and the snapshot of theta; `_at_surrogate` of bome.py.
     held = 2 * t + a

@@ -14,6 +14,7 @@ from components.errors import ModelError
 from components.models.adapter import attach_adapter, is_router, trainable_parameters
 from components.models.base import ResolvedModel
 from components.models.calibration_head import CalibrationHead
+from components.training.build import make_head
 from components.training.methods import Method
 
 ATTENTION = "caltune_meta"
@@ -71,7 +72,7 @@ class MetaModel:
 
     Attributes:
         model: With its adapter, in training mode.
-        head: Of a bilevel method.
+        head: Of a method that trains one.
         sizes: What it holds.
         layers: Decoder layers that it really has; fewer than `sizes.layers` where it was shortened.
     """
@@ -100,10 +101,8 @@ def build(resolved: ResolvedModel, config: RunConfig, method: Method, layers: in
         _shorten(base, found, layers)
     with torch.device("meta"):
         model = attach_adapter(base, method.adapter_spec(config.model), config.seed)
-        vocabulary = int(base.config.get_text_config().vocab_size)
-        calm = config.calm
-        head = CalibrationHead(vocabulary, calm.head, calm.max_temperature) if method.bilevel else None
-    sizes = _sizes(base, model, head, len(found), vocabulary)
+        head = make_head(method, config, base)
+    sizes = _sizes(base, model, head, len(found), int(base.config.get_text_config().vocab_size))
     return MetaModel(model.train(), head, sizes, len(_decoder_layers(base)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from components.config import RunConfig
+from components.config import HEAD_METHODS, RunConfig
 from components.errors import UsageError
 from components.run_file import config_hash, git_state
 from components.tracking.delivery import Delivery
@@ -22,6 +22,14 @@ from components.tracking.spool import Courier
 MAX_PARAM_LENGTH = 6000
 """Characters; MLflow cuts longer values without a word."""
 _NOT_PARAMS = {"run", "output_dir", "tracking"}
+_SECTIONS_OF = {
+    "calm": HEAD_METHODS,
+    "label_smoothing": ("label_smoothing",),
+    "cft": ("cft", "rcft"),
+    "regularization": ("regularization",),
+    "iterate": ("iterate",),
+}
+"""Sections that are left out where none of these methods runs."""
 _SCHEMES = ("http://", "https://", "sqlite:///", "postgresql", "mysql", "mssql", "databricks")
 
 _log = logging.getLogger(__name__)
@@ -68,7 +76,7 @@ def params_of(config: RunConfig) -> dict[str, str]:
     Left out: where results go, prompt texts, null values, and the sections of methods that do not run. They are in
     `config_hash`, so that any change between two parts of a run is noticed.
     """
-    skipped = _NOT_PARAMS | ({"calm"} if "calm" not in config.methods else set())
+    skipped = _NOT_PARAMS | {section for section, of in _SECTIONS_OF.items() if not {*of} & {*config.methods}}
     tree = config.model_dump(mode="json", exclude=skipped, exclude_none=True)
     tree["data"].pop("prompt")
     tree["data"]["scoring"] = config.data.prompt.scoring

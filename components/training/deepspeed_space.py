@@ -117,7 +117,8 @@ class DeepSpeedSpace:
         """
         if self._upper is not None:
             self._upper.apply(BlockVector(alpha=direction.alpha))
-        self._step_theta(direction.theta)
+        if direction.theta:
+            self._step_theta(direction.theta)
 
     def set_learning_rates(self, rates: Mapping[Rate, float]) -> None:
         """See `ParameterSpace`."""

@@ -55,6 +55,10 @@ class Feed:
         """Answer tokens in the step's whole batch, known to every rank without asking."""
         return sum(len(q.options[q.answer]) for q in (self.questions[i] for i in self.indices(step)))
 
+    def global_question_tokens(self, step: int) -> int:
+        """Tokens of the prompts in the step's whole batch but the first of each, which nothing predicts."""
+        return sum(len(self.questions[i].prompt) - 1 for i in self.indices(step))
+
 
 def seed_dropout(seed: int, step: int, rank: int) -> None:
     """Makes dropout a function of (seed, step, rank)."""

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.config import AdapterSpec, MethodName, ModelConfig
+from components.config_methods import CalmConfig
+
+HeadForm = Literal["vocabulary", "scalar"]
 
 
 @dataclass(frozen=True)
@@ -20,20 +23,35 @@ class Method:
         adapter: What is trained on top of the model: `lora` is the run file's `model.adapter`, whatever its kind,
             `mixlora` its `model.mixlora`.
         lower: What the weights minimise.
-        bilevel: Whether CALM's upper level trains a calibration head beside the weights.
+        trains_head: Whether a calibration head is trained beside the weights, to raise the entropy on the split
+            `calibration`; the stop rule `calm.stop` then decides.
         summary: One line for help and reports.
+        levels: For a method that trains a head, how its two objectives come together: CALM's solver, one weighted sum,
+            or steps in turn.
+        head: Form of the head that the method is defined by; None leaves it to `calm.head`.
     """
 
     name: MethodName
     adapter: Literal["none", "lora", "mixlora"]
-    lower: Literal["none", "cross_entropy", "uq4ct"]
-    bilevel: bool
+    lower: Literal["none", "cross_entropy", "label_smoothing", "cft", "rcft", "uq4ct"]
+    trains_head: bool
     summary: str
+    levels: Literal["bilevel", "sum", "alternate"] = "bilevel"
+    head: HeadForm | None = None
 
     @property
     def trains_adapter(self) -> bool:
         """Whether there is anything to train."""
         return self.adapter != "none"
+
+    @property
+    def bilevel(self) -> bool:
+        """Whether CALM's solver trains it."""
+        return self.trains_head and self.levels == "bilevel"
+
+    def head_form(self, config: CalmConfig) -> HeadForm:
+        """Form of the calibration head; only for a method that trains one."""
+        return self.head or config.head
 
     def adapter_spec(self, config: ModelConfig) -> AdapterSpec:
         """What to attach to the base model; only for a method that trains."""
@@ -48,5 +66,11 @@ METHODS: dict[MethodName, Method] = {
         Method("calm", "lora", "cross_entropy", True, "bilevel: cross-entropy below, predictive entropy above"),
         Method("uq4ct", "mixlora", "uq4ct", False, "experts whose router learns how likely the answer is right"),
         Method("calm_uq4ct", "mixlora", "uq4ct", True, "bilevel: UQ4CT's loss below, predictive entropy above"),
+        Method("label_smoothing", "lora", "label_smoothing", False, "cross-entropy against softened answers"),
+        Method("cft", "lora", "cft", False, "answers' cross-entropy, confidence pulled to each bin's accuracy"),
+        Method("rcft", "lora", "rcft", False, "as cft, with the questions' text learnt too"),
+        Method("regularization", "lora", "cross_entropy", True, "CALM as one weighted sum", levels="sum"),
+        Method("iterate", "lora", "cross_entropy", True, "CALM's two objectives in turn", levels="alternate"),
+        Method("learned_ts", "lora", "cross_entropy", True, "CALM with one temperature for all", head="scalar"),
     )
 }

@@ -88,7 +88,10 @@ class ParameterSpace(Protocol):
         ...
 
     def apply(self, direction: BlockVector) -> None:
-        """Takes one optimiser step with `direction` in the place of the gradient."""
+        """Takes one optimiser step with `direction` in the place of the gradient.
+
+        A block that the direction lacks stays as it is, and so do its moments.
+        """
         ...
 
     def set_learning_rates(self, rates: Mapping[Rate, float]) -> None:
@@ -191,7 +194,7 @@ class TorchSpace:
     def apply(self, direction: BlockVector) -> None:
         """See `ParameterSpace`."""
         for variables, block in ((self._alpha, direction.alpha), (self._theta, direction.theta)):
-            for p, d in zip(variables.values(), block, strict=True):
+            for p, d in zip(variables.values() if block else (), block, strict=True):
                 p.grad = d.to(p.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from components.errors import CheckpointError
 from components.training.feed import Feed
@@ -17,6 +17,18 @@ from components.training.feed import Feed
 FLOAT32_TOLERANCE, HALF_TOLERANCE = 1e-3, 5e-2
 """Relative difference of the probe's loss that another machine, another number of workers or a newer library may make;
 weights that were not read are off by far more."""
+
+
+class Estimates(Protocol):
+    """A loss with figures that were estimated before the first step; a run that goes on must not estimate them anew."""
+
+    def estimates(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        ...
+
+    def take_over(self, estimates: Mapping[str, Any]) -> None:
+        """Takes them back."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,6 +42,7 @@ class Resumption:
         noise: The run file's key of what every worker draws at random for itself; None where nothing is.
         zero_stage: ZeRO stage; None without DeepSpeed. For people: what is saved is whole at every stage.
         tolerance: Largest relative difference of the probe's loss.
+        before: The loss, where it estimates something before the first step.
     """
 
     feed: Feed
@@ -37,6 +50,7 @@ class Resumption:
     noise: str | None
     zero_stage: int | None
     tolerance: float
+    before: Estimates | None = None
 
     def describe(self, step: int) -> dict[str, Any]:
         """What goes into the manifest of a checkpoint (collective).
@@ -50,6 +64,7 @@ class Resumption:
             "data": {"seed": self.feed.seed, "questions_seen": step * self.feed.batch_size, "next": self._next(step)},
             "random": "dropout and jitter are functions of (seed, step, rank)",
             "probe_loss": self.probe(),
+            **({"estimates": self.before.estimates()} if self.before is not None else {}),
         }
 
     def check_before_loading(self, step: int, written: Mapping[str, Any]) -> None:
@@ -74,9 +89,13 @@ class Resumption:
     def check_loaded(self, step: int, written: Mapping[str, Any]) -> None:
         """Compares the loss of the weights as loaded with that at the time they were saved (collective).
 
+        Takes over what was estimated before the first step, too.
+
         Raises:
             CheckpointError: They differ by more than rounding.
         """
+        if self.before is not None:
+            self.before.take_over(written["estimates"])
         then, now = float(written["probe_loss"]), self.probe()
         if not abs(now - then) <= self.tolerance * max(abs(then), 1.0):
             raise CheckpointError(

@@ -22,11 +22,12 @@ from components.data.prepare import PreparedData, load_prepared
 from components.data.prompts import EncodedQuestion, PromptEncoder
 from components.models.adapter import attach_adapter, trainable_parameters
 from components.models.base import ResolvedModel, load_model, load_tokenizer
-from components.models.calibration_head import CalibrationHead
 from components.models.score_questions import SplitScores, score_questions
 from components.models.scoring import ScoringModel, apply_head
 from components.run_file import config_hash
 from components.storage import Storage
+from components.training.baseline_losses import CftLoss
+from components.training.build import make_head, make_lower, make_step
 from components.training.checkpoints import Checkpoints
 from components.training.expert_load import LOAD_FILE, ExpertLoadLog
 from components.training.feed import Feed
@@ -39,15 +40,15 @@ from components.training.loop import (
     nothing_asked,
     nothing_told,
 )
-from components.training.lower_losses import AnswerLoss, LowerLoss, Uq4ctLoss, options_needed
+from components.training.lower_losses import Uq4ctLoss
 from components.training.methods import METHODS
+from components.training.objectives.cft import BinAccuracy
 from components.training.objectives.cross_entropy import cross_entropy_sum
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
 from components.training.recompute import recompute_activations
 from components.training.result import save_result
 from components.training.resumption import FLOAT32_TOLERANCE, HALF_TOLERANCE, Resumption
 from components.training.schedule import learning_rates
-from components.training.steps import CalmStep, SupervisedStep, TrainingStep
 from components.training.stopping import SplitMetrics, StopRule
 
 CHECKPOINTS = "checkpoints"
@@ -121,18 +122,19 @@ class Session:
         self.model = attach_adapter(base, self.spec, config.seed)
         if config.training.gradient_checkpointing:
             recompute_activations(self.model)
-        self.head = self._new_head(base)
+        head = make_head(self.method, config, base)
+        self.head = None if head is None else head.to(process.device)
         flc_over = self.spec.flc_over if isinstance(self.spec, MixLoraConfig) else "prompt"
         self.module = ScoringModel(self.model, flc_over)
         self.space = self._place()
-        self.lower = self._lower_loss()
+        self.lower = make_lower(self.method, config, self.module, self.head, self._feed)
         self.load_log = self._new_load_log()
         self.loop = TrainingLoop(
             self.space,
-            self._step(),
+            make_step(self.method, config, self.space, self.lower, self.module, self.head, self._feed),
             config.training,
             rates_at=partial(learning_rates, config=config),
-            stop=StopRule(config.calm.stop if self.method.bilevel else StopConfig(rule="budget")),
+            stop=StopRule(config.calm.stop if self.method.trains_head else StopConfig(rule="budget")),
             checkpoints=self._checkpoints(),
             evaluate=self._evaluator(),
             on_step=on_step,
@@ -166,19 +168,12 @@ class Session:
         Returns:
             How it ended; on every rank.
         """
+        self._measure_base()
         self.module.train()  # a resumed run begins with a step, not with the evaluation that switches back to training
         result = self.loop.run()
         if self.process.rank == 0:
             save_result(self.job, result, self.model, self.head, self.tokenizer, self.spec)
         return result
-
-    def _new_head(self, base: nn.Module) -> CalibrationHead | None:
-        if not self.method.bilevel:
-            return None
-        calm = self.job.config.calm
-        vocabulary = base.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
-        head = CalibrationHead(int(vocabulary), calm.head, calm.max_temperature)
-        return head.to(self.process.device)
 
     def _place(self) -> ParameterSpace:
         """Puts the model on its device; the space of its parameters is plain PyTorch or a DeepSpeed engine."""
@@ -206,17 +201,11 @@ class Session:
         # The losses call the module, not the engine: its hooks gather what is sharded.
         return DeepSpeedSpace(engine, alpha, theta, upper)
 
-    def _lower_loss(self) -> LowerLoss:
-        if self.method.lower == "uq4ct":
-            config = self.job.config.uq4ct
-            return Uq4ctLoss(self.module, self._feed("train", options_needed(config)), config, self.head)
-        return AnswerLoss(self.module, self._feed("train", "gold"), self.head)
-
-    def _step(self) -> TrainingStep:
-        if self.head is None:
-            return SupervisedStep(self.space, self.lower)
-        upper_feed = self._feed("calibration", "all")
-        return CalmStep(self.space, self.lower, self.module, self.head, upper_feed, self.job.config.calm)
+    def _measure_base(self) -> None:
+        """CFT's E-step, on the fresh adapter, which changes nothing; a resumed run has it from its checkpoint."""
+        if isinstance(self.lower, CftLoss) and self.lower.bins is None:
+            scores = self._scores(self._encoded("train"))
+            self.lower.bins = BinAccuracy.measure(scores.log_probs, scores.answers)
 
     def _new_load_log(self) -> ExpertLoadLog | None:
         if self.method.adapter != "mixlora" or self.process.rank != 0:
@@ -243,23 +232,25 @@ class Session:
 
         def evaluate() -> dict[str, SplitMetrics]:
             self._log_load()
-            self.module.eval()
-            scores = {
-                name: score_questions(
-                    self.module,
-                    self.head,
-                    questions,
-                    flc_of=self.module.flc,
-                    pad_id=int(self.tokenizer.pad_token_id),  # type: ignore[arg-type]
-                    token_budget=self.job.config.evaluation.batch_tokens,
-                    device=self.process.device,
-                )
-                for name, questions in splits.items()
-            }
-            self.module.train()
+            scores = {name: self._scores(questions) for name, questions in splits.items()}
             return {name: self.judge(of) for name, of in scores.items()}
 
         return evaluate
+
+    def _scores(self, questions: list[EncodedQuestion]) -> SplitScores:
+        """Scores under the present weights, without dropout (collective)."""
+        self.module.eval()
+        scores = score_questions(
+            self.module,
+            self.head,
+            questions,
+            flc_of=self.module.flc,
+            pad_id=int(self.tokenizer.pad_token_id),  # type: ignore[arg-type]
+            token_budget=self.job.config.evaluation.batch_tokens,
+            device=self.process.device,
+        )
+        self.module.train()
+        return scores
 
     def _log_load(self) -> None:
         """Keeps what the experts received in the step just taken, if one was."""
@@ -285,6 +276,7 @@ class Session:
             noise=config.noise_of(self.job.method),
             zero_stage=sharding.stage if sharding else None,
             tolerance=FLOAT32_TOLERANCE if config.model.dtype == "float32" else HALF_TOLERANCE,
+            before=self.lower if isinstance(self.lower, CftLoss) else None,
         )
 
     def _probe(self) -> Callable[[], float]:

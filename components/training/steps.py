@@ -1,5 +1,7 @@
 """One training step of each kind, side by side: supervised (one level) and CALM (two levels).
 
+CALM's ablations stand in `ablation_steps.py`.
+
 What the weights minimise is handed in (`lower_losses.py`); a step says how they get there. It is a function of its
 number alone (`feed.py`), so a resumed run continues exactly.
 """
@@ -8,19 +10,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from components.config_methods import CalmConfig
-from components.data.batching import Batch
 from components.models.calibration_head import CalibrationHead
 from components.models.score_questions import LogitsAt
-from components.models.scoring import apply_head, option_scores
 from components.training.bilevel.bome import Bome
 from components.training.feed import Feed
 from components.training.lower_losses import LowerLoss
-from components.training.objectives.entropy import option_entropy_sum, vocabulary_entropy_sum
-from components.training.parameter_space import ParameterSpace, sum_over_ranks
+from components.training.parameter_space import ParameterSpace
+from components.training.upper_loss import UpperLoss
 
 
 class TrainingStep(Protocol):
@@ -70,8 +67,8 @@ class CalmStep:
         upper_feed: Feed,
         config: CalmConfig,
     ) -> None:
-        self.lower, self.logits_at, self.head = lower, logits_at, head
-        self.upper_feed, self.config = upper_feed, config
+        self.lower, self.head = lower, head
+        self.upper = UpperLoss(logits_at, head, upper_feed, config.entropy_over)
         self.bome = Bome(
             space,
             inner_steps=config.inner_steps,
@@ -83,15 +80,8 @@ class CalmStep:
     def __call__(self, step: int) -> dict[str, float]:
         """See `TrainingStep`."""
         self.lower.begin(step)
-        upper_batch = self.upper_feed.share(step)
-        watch = _ConfidenceWatch()
-
-        def upper() -> Tensor:
-            logits = apply_head(self.head, self.logits_at(upper_batch))
-            watch.see(logits, upper_batch)
-            return -self._entropy(logits, upper_batch)
-
-        state = self.bome.step(upper, self.lower)
+        self.upper.begin(step)
+        state = self.bome.step(self.upper, self.lower)
         self.head.clamp_()
         return {
             "f": state.f,
@@ -101,30 +91,6 @@ class CalmStep:
             "inner_product": state.inner_product,
             "residual_norm_sq": state.residual_norm_sq,
             **self.head.summary(),
-            **watch.means(),
+            **self.upper.seen(),
             **self.lower.seen(),
         }
-
-    def _entropy(self, logits: Tensor, batch: Batch) -> Tensor:
-        if self.config.entropy_over == "options":
-            return option_entropy_sum(logits, batch) / self.upper_feed.batch_size
-        positions = sum_over_ranks(float(len(batch.positions)))
-        return vocabulary_entropy_sum(logits, batch) / positions
-
-
-class _ConfidenceWatch:
-    """Mean confidence and accuracy on the S_V batch, for the trace only: training never sees S_V's labels."""
-
-    def __init__(self) -> None:
-        self.confidence = self.correct = self.count = 0.0
-
-    @torch.no_grad()
-    def see(self, logits: Tensor, batch: Batch) -> None:
-        confidence, answer = torch.softmax(option_scores(logits, batch).log_probs, dim=-1).max(dim=-1)
-        self.confidence += float(confidence.sum())
-        self.correct += float((answer == batch.answers).sum())
-        self.count += len(answer)
-
-    def means(self) -> dict[str, float]:
-        confidence, correct, count = (sum_over_ranks(v) for v in (self.confidence, self.correct, self.count))
-        return {"mean_confidence": confidence / count, "accuracy": correct / count}

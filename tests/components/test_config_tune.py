@@ -20,7 +20,7 @@ def run_of(space: dict, method: str = "calm", **tune) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run": "search",
-            "methods": ["sft", "calm", "uq4ct"],
+            "methods": ["sft", "calm", "uq4ct", "regularization", "learned_ts"],
             "data": {"source": {"kind": "facts", "domain": "geography"}},
             "tune": {"method": method, "space": space, **tune},
         }
@@ -42,6 +42,11 @@ def test_every_kind_of_range_is_read_and_written_back(tmp_path: Path):
     assert config.model_dump(mode="json")["tune"]["space"] == space
 
 
+def test_keys_that_an_ablation_reads_can_be_searched():
+    space = {"regularization.beta": {"choice": [0.01, 0.5]}, "calm.alpha_learning_rate": {"uniform": [1e-3, 1e-2]}}
+    assert run_of(space, "regularization").tune.method == "regularization"
+
+
 @pytest.mark.parametrize(
     ("space", "method", "message"),
     [
@@ -54,6 +59,12 @@ def test_every_kind_of_range_is_read_and_written_back(tmp_path: Path):
             "cannot be searched; 'sft' reads training, model.adapter",
         ),
         ({"data.max_length": {"integer": [10, 20]}}, "calm", "'data.max_length' cannot be searched"),
+        (
+            {"calm.eta": {"uniform": [0.1, 1]}},
+            "regularization",
+            "'calm.eta' cannot be searched; 'regularization' reads",
+        ),
+        ({"calm.head": {"choice": ["scalar", "vocabulary"]}}, "learned_ts", "'calm.head' cannot be searched"),
         ({"calm.inner_steps": {"uniform": [1, 5]}}, "calm", "'calm.inner_steps' takes no fractions; use {integer:"),
         ({"calm.head": {"log_uniform": [1, 5]}}, "calm", "'calm.head' takes no fractions; use {choice:"),
         ({"calm.inner_steps": {"integer": [0, 5]}}, "calm", "does not take 0: Input should be greater than or equal"),

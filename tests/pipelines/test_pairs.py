@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.config import ROUTED_METHODS
+from components.config import HEAD_METHODS, ROUTED_METHODS
 from components.training.methods import METHODS
 from pipelines.calibrate import Calibration
 from pipelines.run import pairs_worth_comparing
@@ -41,6 +41,16 @@ def test_the_composition_is_compared_with_its_parts():
     ]
 
 
+def test_baselines_are_compared_with_the_plain_methods_and_calm_with_its_ablations():
+    names = ["base", "sft", "calm", "cft", "iterate", "learned_ts", "iterate+temperature"]
+    assert pairs_worth_comparing(names) == [
+        *[(ours, other) for ours in ("calm", "cft", "iterate", "learned_ts") for other in ("base", "sft")],
+        ("calm", "iterate"),
+        ("calm", "learned_ts"),
+        ("sft", "base"),
+    ]
+
+
 def test_one_method_has_no_pairs():
     assert pairs_worth_comparing(["base"]) == []
 
@@ -53,6 +63,7 @@ def test_one_method_has_no_pairs():
         (["uq4ct", "calm"], {"split": "both", "rule": "budget"}, {}),
         (["uq4ct", "calm"], {"split": "both"}, {"@both": ("validation", "validation_shift")}),
         (["uq4ct", "calm_uq4ct"], {"split": "validation_shift"}, {"@validation_shift": ("validation_shift",)}),
+        (["uq4ct", "iterate"], {"split": "validation_shift"}, {"@validation_shift": ("validation_shift",)}),
     ],
 )
 def test_temperatures_are_fitted_on_what_the_stop_rule_reads_too(small_run, methods, stop, more):
@@ -94,3 +105,7 @@ def test_temperatures_from_routers_come_from_all_inputs_outside_training_and_tes
 
 def test_routed_methods_are_those_that_train_experts():
     assert {name for name, method in METHODS.items() if method.adapter == "mixlora"} == set(ROUTED_METHODS)
+
+
+def test_head_methods_are_those_that_train_one():
+    assert {name for name, method in METHODS.items() if method.trains_head} == set(HEAD_METHODS)

@@ -24,15 +24,16 @@ from torch.autograd.profiler import profile
 from components.config import RunConfig
 from components.data.prompts import EncodedQuestion
 from components.models.adapter import attach_adapter, trainable_parameters
-from components.models.calibration_head import CalibrationHead
 from components.models.scoring import ScoringModel
 from components.training import deepspeed_engine
+from components.training.baseline_losses import CftLoss
+from components.training.build import make_head, make_lower, make_step
 from components.training.feed import Feed
-from components.training.lower_losses import AnswerLoss, Uq4ctLoss, options_needed
 from components.training.methods import METHODS
+from components.training.objectives.cft import BINS, BinAccuracy
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
 from components.training.recompute import recompute_activations
-from components.training.steps import CalmStep, SupervisedStep, TrainingStep
+from components.training.steps import TrainingStep
 
 ZERO_CONFIG = deepspeed_engine.zero_config
 STEP = "one training step"
@@ -93,24 +94,19 @@ def build(job: Job, config: RunConfig, rank: int, world: int) -> TrainingStep:
     if config.training.gradient_checkpointing:
         recompute_activations(model)
     module = ScoringModel(model)
-    head = None
-    if method.bilevel:
-        head = CalibrationHead(described.vocab_size, config.calm.head, config.calm.max_temperature)
+    head = make_head(method, config, base)
     alpha = {} if head is None else {n: p for n, p in head.named_parameters() if p.requires_grad}
     space = place(config, module, alpha, world)
     module.train()
 
-    def feed(options: str) -> Feed:
+    def feed(split: str, options: str) -> Feed:
         batch = config.training.batch_size
         return Feed(questions(job, batch, described.vocab_size), batch, options, 0, 0, rank, world)
 
-    if method.lower == "uq4ct":
-        lower = Uq4ctLoss(module, feed(options_needed(config.uq4ct)), config.uq4ct, head)
-    else:
-        lower = AnswerLoss(module, feed("gold"), head)
-    if head is None:
-        return SupervisedStep(space, lower)
-    return CalmStep(space, lower, module, head, feed("all"), config.calm)
+    lower = make_lower(method, config, module, head, feed)
+    if isinstance(lower, CftLoss):
+        lower.bins = BinAccuracy((1,) * BINS, (2,) * BINS)
+    return make_step(method, config, space, lower, module, head, feed)
 
 
 def place(config: RunConfig, module: ScoringModel, alpha: dict[str, torch.nn.Parameter], world: int) -> ParameterSpace:

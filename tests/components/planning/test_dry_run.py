@@ -68,3 +68,21 @@ def test_autocast_is_left_as_it_was(tree: Tree, dry_run: Make) -> None:
     before = torch.autocast
     dry_run(tree("uq4ct")).usage(1, False)
     assert torch.autocast is before
+
+
+def test_rcft_scores_every_token_of_the_questions_too(tree: Tree, dry_run: Make) -> None:
+    """Rows of 148 tokens with 4 options of 8: cft has logits at 1 + 4 * 7 positions, rcft at all the others as well,
+    and the plan takes the whole row for the upper bound.
+    """
+    cft, rcft = (dry_run(tree(method)).usage(2, False).lower for method in ("cft", "rcft"))
+    assert 3 < rcft.logits / cft.logits < 7
+    assert cft.flops > dry_run(tree("sft")).usage(2, False).lower.flops
+
+
+def test_ablations_are_laid_out_with_both_objectives(tree: Tree, dry_run: Make) -> None:
+    calm = dry_run(tree("calm"))
+    for method in ("regularization", "iterate"):
+        of = dry_run(tree(method))
+        assert of.usage(2, False).upper == calm.usage(2, False).upper
+        assert of.sizes.alpha_count == calm.sizes.alpha_count
+    assert dry_run(tree("learned_ts")).sizes.alpha_count == 1

@@ -123,6 +123,24 @@ def test_calm_takes_t_gradients_one_of_f_and_a_forward_pass() -> None:
     assert step_flops(LOSS, METHODS["calm"], 5) == 5 * 6e12 + 2e12 + 8e12
 
 
+def test_the_ablations_take_a_gradient_of_each_objective() -> None:
+    assert step_flops(LOSS, METHODS["regularization"], 5) == 6e12 + 8e12
+    assert step_flops(LOSS, METHODS["iterate"], 5, calibration_steps=3) == 6e12 + 3 * 8e12
+    assert step_flops(LOSS, METHODS["learned_ts"], 5) == step_flops(LOSS, METHODS["calm"], 5)
+
+
+def test_the_ablations_hold_fewer_vectors_than_calm() -> None:
+    """The weighted sum: grad g (T + A) while f is differentiated, then both and the direction. In turn: none is kept
+    from one step to the next.
+    """
+    summed = named("regularization", Layout(1, None, False))
+    assert summed["gradient of f"].parts["bilevel"] == 3 * A + T + A
+    assert summed["direction"].parts["bilevel"] == 3 * A + 3 * (T + A)
+    turns = phases(SIZES, LOSS, METHODS["iterate"], 5, Layout(1, None, False))
+    assert {phase.parts["bilevel"] for phase in turns} == {3 * A}
+    assert [phase.name for phase in turns].count("optimiser's step") == 2
+
+
 def test_gpu_hours() -> None:
     """3.6e18 operations at 100 TFLOP/s: 36,000 seconds."""
     assert gpu_hours(3.6e18, 100) == pytest.approx(10)

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,20 +16,25 @@ from typing import Any
 import pytest
 import torch
 
-from components.config import AdapterConfig, MixLoraConfig
+from components.config import AdapterConfig, MixLoraConfig, RunConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.data.prompts import EncodedQuestion
 from components.models.adapter import attach_adapter, trainable_parameters
 from components.models.calibration_head import CalibrationHead
 from components.models.scoring import ScoringModel
+from components.training.baseline_losses import CftLoss
+from components.training.build import make_head, make_lower, make_step
 from components.training.feed import Feed
-from components.training.lower_losses import AnswerLoss, Uq4ctLoss, options_needed
 from components.training.methods import METHODS
+from components.training.objectives.cft import BinAccuracy
 from components.training.parameter_space import ParameterSpace, TorchSpace, block_groups
-from components.training.steps import CalmStep, SupervisedStep, TrainingStep
+from components.training.steps import TrainingStep
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
+TREE = {"run": "tiny", "data": {"source": {"kind": "facts", "domain": "geography"}}}
+BINS = BinAccuracy((0, 0, 2, 1, 1, 1, 1, 1, 2, 4), (0, 0, 4, 3, 4, 3, 2, 2, 2, 4))
+"""What an E-step on 24 questions may have found."""
 
 
 @pytest.fixture(scope="session")
@@ -115,10 +120,13 @@ def training(tiny_model_original: Any, encoded: list[EncodedQuestion], feed: Cal
         dropout: float = 0.0,
         warm: bool = False,
         recorder: Callable = lambda space: space,
+        sections: Mapping[str, Any] | None = None,
+        bins: BinAccuracy = BINS,
         **ranks: int,
     ) -> Training:
         """`warm` moves LoRA's B away from zero, where dropout and A would have no effect."""
         calm, uq4ct = calm or CalmConfig(inner_steps=2), uq4ct or Uq4ctConfig()
+        config = RunConfig.model_validate({**TREE, "calm": calm, "uq4ct": uq4ct, **(sections or {})})
         mixture = METHODS[method].adapter == "mixlora"
         adapter = MixLoraConfig(r=4, num_experts=4, dropout=dropout) if mixture else AdapterConfig(r=4, dropout=dropout)
         model = ScoringModel(attach_adapter(copy.deepcopy(tiny_model_original), adapter, seed=1)).train()
@@ -127,15 +135,17 @@ def training(tiny_model_original: Any, encoded: list[EncodedQuestion], feed: Cal
             with torch.no_grad():
                 for name, p in theta.items():
                     p += 0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(name)))
-        head = CalibrationHead(320, calm.head, calm.max_temperature) if METHODS[method].bilevel else None
+        head = make_head(METHODS[method], config, tiny_model_original)
         alpha = {n: p for n, p in head.named_parameters() if p.requires_grad} if head else {}
         space = recorder(TorchSpace(alpha, theta, torch.optim.AdamW(block_groups(alpha, theta), lr=1e-2)))
-        if mixture:
-            lower = Uq4ctLoss(model, feed(options_needed(uq4ct), **ranks), uq4ct, head)
-        else:
-            lower = AnswerLoss(model, feed("gold", **ranks), head)
-        if head is None:
-            return Training(model, head, space, SupervisedStep(space, lower))
-        return Training(model, head, space, CalmStep(space, lower, model, head, feed("all", upper, **ranks), calm))
+
+        def deal(split: str, options: str) -> Feed:
+            return feed(options, **ranks) if split == "train" else feed(options, upper, **ranks)
+
+        lower = make_lower(METHODS[method], config, model, head, deal)
+        if isinstance(lower, CftLoss):
+            lower.bins = bins
+        step = make_step(METHODS[method], config, space, lower, model, head, deal)
+        return Training(model, head, space, step)
 
     return make

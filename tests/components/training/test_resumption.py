@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -57,3 +59,20 @@ def test_another_number_of_workers_goes_on_only_without_noise(here):
     ):
         noisy.check_before_loading(5, here.describe(5))
     noisy.check_before_loading(5, two.describe(5))
+
+
+def test_what_was_estimated_before_training_comes_back(here):
+    class Loss:
+        found: ClassVar = {"count": [3, 0]}
+
+        def estimates(self):
+            return self.found
+
+        def take_over(self, estimates):
+            self.found = estimates
+
+    written = json.loads(json.dumps(replace(here, before=Loss()).describe(5)))
+    later = Loss()
+    later.found = None
+    replace(here, before=later).check_loaded(5, written)
+    assert later.found == {"count": [3, 0]}

@@ -18,6 +18,7 @@ from components.models.adapter_files import load_adapter, verify_adapter
 from components.models.base import load_model, resolve_model
 from components.training.loop import LoopResult
 from components.training.methods import METHODS
+from components.training.objectives.cft import BinAccuracy
 from components.training.session import Process, Session, TrainingJob, validation_splits
 
 WORDS = ["iron", "tin", "zinc", "gold", "lead", "neon", "argon", "xenon", "lima", "oslo", "rome", "cairo"]
@@ -131,7 +132,9 @@ def test_a_method_without_a_head_saves_none(job):
     assert not (task.folder / "adapter" / "calibration_head.safetensors").exists()
 
 
-@pytest.mark.parametrize("method", ["sft", "calm", "uq4ct", "calm_uq4ct"])
+@pytest.mark.parametrize(
+    "method", ["sft", "calm", "uq4ct", "calm_uq4ct", "label_smoothing", "cft", "regularization", "iterate"]
+)
 def test_a_resumed_session_is_the_uninterrupted_one(job, method):
     """A resumed session must train with dropout from its first step on, though it begins with no evaluation.
 
@@ -151,6 +154,31 @@ def test_a_resumed_session_is_the_uninterrupted_one(job, method):
     if "uq4ct" in method:
         loads = [(task.folder / "expert_load.json").read_bytes() for task in (whole, broken)]
         assert loads[0] == loads[1]
+
+
+def test_cft_measures_the_base_model_once(job):
+    """All 24 training questions count; a session that goes on takes the figures of its checkpoint, and keeps them."""
+    task = job("measured", "cft")
+    with pytest.raises(Killed):
+        train(task, stop_at=5)
+    manifest = task.folder / "checkpoints" / "step-00000004" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    assert sum(content["written"]["estimates"]["count"]) == 24
+    content["written"]["estimates"] = {"correct": [1] * 10, "count": [2] * 10}
+    manifest.write_text(json.dumps(content))
+    session, _ = train(task, resume=True)
+    assert session.lower.bins == BinAccuracy((1,) * 10, (2,) * 10)
+    last = sorted((task.folder / "checkpoints").glob("step-*"))[-1]
+    assert json.loads((last / "manifest.json").read_text())["written"]["estimates"] == content["written"]["estimates"]
+
+
+@pytest.mark.parametrize("method", ["sft", "cft", "regularization", "iterate", "learned_ts"])
+def test_methods_with_a_head_stop_by_calms_rule(job, method):
+    task = job("stop", method)
+    session = Session(task, Process(), lambda scores: {}, lambda taken, values: None)
+    own = method in ("regularization", "iterate", "learned_ts")
+    assert session.loop.stop.config.rule == ("keep_best" if own else "budget")
+    assert (session.head is not None) == own
 
 
 def test_what_the_experts_received_is_kept_at_every_evaluation(job):

@@ -141,6 +141,11 @@ class TestCalm:
         assert_shares_sum(training, "calm", calls=inner_steps + 2, calm=CalmConfig(inner_steps=inner_steps))
 
 
+@pytest.mark.parametrize(("method", "calls"), [("label_smoothing", 1), ("cft", 1), ("rcft", 1), ("regularization", 2)])
+def test_a_batch_of_a_baseline_in_two_shares_sums_to_the_whole(training, method, calls):
+    assert_shares_sum(training, method, calls=calls, sections={"cft": {"weight": 0.9}})
+
+
 def assert_shares_sum(training: Callable, method: str, calls: int, **options) -> None:
     """Losses and gradients at the start, ranks 0 and 1 of 2 against one process.
 
