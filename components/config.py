@@ -12,15 +12,18 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from components.config_base import Fraction, Positive, Strict
+from components.config_bayes import BlobAdapterConfig, BlobConfig, EnsembleConfig, McDropoutConfig
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
-MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct"]
+MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct", "mc_dropout", "ensemble", "blob"]
 RecalibrationName = Literal["temperature", "flc_temperature"]
 ROUTED_METHODS = ("uq4ct", "calm_uq4ct")
 """Methods whose model has routers, and with them a router confidence."""
+SAMPLED_METHODS = ("mc_dropout", "ensemble", "blob")
+"""Methods that answer by the mean of several passes over LoRA matrices."""
 
 
 class AdapterConfig(Strict):
@@ -70,7 +73,7 @@ class MixLoraConfig(Strict):
         return self
 
 
-AdapterSpec = AdapterConfig | MixLoraConfig
+AdapterSpec = AdapterConfig | MixLoraConfig | BlobAdapterConfig
 """What a method trains on top of the base model."""
 
 
@@ -86,7 +89,7 @@ class ModelConfig(Strict):
     trust_remote_code: bool = False
     """Allow the model's own Python code from the hub to run."""
     adapter: AdapterConfig = AdapterConfig()
-    """What `sft` and `calm` train."""
+    """What `sft`, `calm` and the methods that average over LoRA matrices train."""
     mixlora: MixLoraConfig = MixLoraConfig()
     """What `uq4ct` and `calm_uq4ct` train."""
 
@@ -190,6 +193,9 @@ class RunConfig(Strict):
     training: TrainingConfig = TrainingConfig()
     calm: CalmConfig = CalmConfig()
     uq4ct: Uq4ctConfig = Uq4ctConfig()
+    mc_dropout: McDropoutConfig = McDropoutConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    blob: BlobConfig = BlobConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -219,6 +225,7 @@ class RunConfig(Strict):
         ):
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
         self._check_workers()
+        self._check_sampled_methods()
         if self.tune is not None:
             if self.tune.method not in self.methods:
                 raise ValueError(f"tune.method is '{self.tune.method}', which 'methods' does not run")
@@ -245,11 +252,29 @@ class RunConfig(Strict):
         if noisy:
             raise ValueError(
                 f"resources.min_workers: {self.noise_of(noisy[0])} of '{noisy[0]}' is drawn by each worker for itself, "
-                "so training cannot go on exactly with another number of them; set it to 0 or leave min_workers out"
+                "so training cannot go on exactly with another number of them; leave min_workers out or, where the method "
+                "allows it, set that to 0"
+            )
+
+    def _check_sampled_methods(self) -> None:
+        sampled = [m for m in SAMPLED_METHODS if m in self.methods]
+        if sampled and self.model.adapter.kind == "full":
+            raise ValueError(
+                f"'{sampled[0]}' averages over passes that differ in LoRA matrices, but model.adapter.kind is 'full'; "
+                "set it to 'lora'"
+            )
+        if "blob" in sampled and self.resources.deepspeed is not None:
+            raise ValueError(
+                "'blob' takes a second step past the optimiser, on the KL divergence, which DeepSpeed's own copies of "
+                "the weights would not see; leave resources.deepspeed out"
             )
 
     def noise_of(self, method: MethodName) -> str | None:
         """The key of what a method's workers draw at random while they train; None where nothing is."""
+        if method == "blob":
+            return "blob.init_scale"
+        if method == "mc_dropout":
+            return "mc_dropout.dropout" if self.mc_dropout.dropout else None
         section = "mixlora" if method in ROUTED_METHODS else "adapter"
         spec = self.model.mixlora if method in ROUTED_METHODS else self.model.adapter
         names = [name for name in ("dropout", "jitter") if getattr(spec, name, 0.0)]

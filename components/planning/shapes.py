@@ -99,7 +99,7 @@ def build(resolved: ResolvedModel, config: RunConfig, method: Method, layers: in
     if layers is not None:
         _shorten(base, found, layers)
     with torch.device("meta"):
-        model = attach_adapter(base, method.adapter_spec(config.model), config.seed)
+        model = attach_adapter(base, method.adapter_spec(config), config.seed)
         vocabulary = int(base.config.get_text_config().vocab_size)
         calm = config.calm
         head = CalibrationHead(vocabulary, calm.head, calm.max_temperature) if method.bilevel else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from components.config import AdapterSpec, MethodName, ModelConfig
+from components.config import AdapterSpec, MethodName, RunConfig
+from components.config_bayes import BlobAdapterConfig
 
 
 @dataclass(frozen=True)
@@ -18,26 +19,36 @@ class Method:
     Attributes:
         name: As in run files and tables.
         adapter: What is trained on top of the model: `lora` is the run file's `model.adapter`, whatever its kind,
-            `mixlora` its `model.mixlora`.
+            `mixlora` its `model.mixlora`, `blob` is `model.adapter` with a Gaussian for its A.
         lower: What the weights minimise.
         bilevel: Whether CALM's upper level trains a calibration head beside the weights.
         summary: One line for help and reports.
+        prediction: How its answers' probabilities are made: from one forward pass, or from several or a posterior.
     """
 
     name: MethodName
-    adapter: Literal["none", "lora", "mixlora"]
+    adapter: Literal["none", "lora", "mixlora", "blob"]
     lower: Literal["none", "cross_entropy", "uq4ct"]
     bilevel: bool
     summary: str
+    prediction: Literal["point", "mc_dropout", "ensemble", "laplace", "blob"] = "point"
 
     @property
     def trains_adapter(self) -> bool:
         """Whether there is anything to train."""
         return self.adapter != "none"
 
-    def adapter_spec(self, config: ModelConfig) -> AdapterSpec:
+    def adapter_spec(self, config: RunConfig) -> AdapterSpec:
         """What to attach to the base model; only for a method that trains."""
-        return config.mixlora if self.adapter == "mixlora" else config.adapter
+        lora = config.model.adapter
+        if self.adapter == "mixlora":
+            return config.model.mixlora
+        if self.adapter == "blob":
+            fields = lora.model_dump(include={"r", "alpha", "dropout", "target_modules"})
+            return BlobAdapterConfig(**fields, init_scale=config.blob.init_scale, prior_std=config.blob.prior_std)
+        if self.prediction == "mc_dropout":
+            return lora.model_copy(update={"dropout": config.mc_dropout.dropout})
+        return lora
 
 
 METHODS: dict[MethodName, Method] = {
@@ -48,5 +59,8 @@ METHODS: dict[MethodName, Method] = {
         Method("calm", "lora", "cross_entropy", True, "bilevel: cross-entropy below, predictive entropy above"),
         Method("uq4ct", "mixlora", "uq4ct", False, "experts whose router learns how likely the answer is right"),
         Method("calm_uq4ct", "mixlora", "uq4ct", True, "bilevel: UQ4CT's loss below, predictive entropy above"),
+        Method("mc_dropout", "lora", "cross_entropy", False, "mean over passes with dropout on", "mc_dropout"),
+        Method("ensemble", "lora", "cross_entropy", False, "mean over adapters trained apart", "ensemble"),
+        Method("blob", "blob", "cross_entropy", False, "LoRA with a Gaussian posterior, mean over draws", "blob"),
     )
 }

@@ -27,9 +27,10 @@ from components.models.score_questions import SplitScores, score_questions
 from components.models.scoring import ScoringModel, apply_head
 from components.run_file import config_hash
 from components.storage import Storage
+from components.training.blob_step import BlobStep
 from components.training.checkpoints import Checkpoints
 from components.training.expert_load import LOAD_FILE, ExpertLoadLog
-from components.training.feed import Feed
+from components.training.feed import Feed, member_seed
 from components.training.loop import (
     LoopResult,
     OnMilestone,
@@ -68,6 +69,7 @@ class TrainingJob:
         details: Anything to keep with the adapter (run id, git commit).
         varied: Dotted keys of the run file that may differ between a checkpoint and what goes on from it.
         storage: Shared storage's folder of the method, as a URI; None where all workers share `folder`.
+        member: Which of an ensemble, from 0; it decides the initial weights and nothing else. None for one adapter.
     """
 
     config: RunConfig
@@ -78,6 +80,7 @@ class TrainingJob:
     details: Mapping[str, Any] = field(default_factory=dict)
     varied: tuple[str, ...] = ()
     storage: str | None = None
+    member: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,8 @@ class Session:
         self.tokenizer = load_tokenizer(job.resolved, config.model)
         self.encoder = PromptEncoder(self.tokenizer, config.data.prompt, config.data.max_length)
         base = load_model(job.resolved, config.model)
-        self.spec = self.method.adapter_spec(config.model)
-        self.model = attach_adapter(base, self.spec, config.seed)
+        self.spec = self.method.adapter_spec(config)
+        self.model = attach_adapter(base, self.spec, member_seed(config.seed, job.member))
         if config.training.gradient_checkpointing:
             recompute_activations(self.model)
         self.head = self._new_head(base)
@@ -214,6 +217,8 @@ class Session:
 
     def _step(self) -> TrainingStep:
         if self.head is None:
+            if self.method.adapter == "blob":
+                return BlobStep(self.space, self.lower, self.model, self.job.config)
             return SupervisedStep(self.space, self.lower)
         upper_feed = self._feed("calibration", "all")
         return CalmStep(self.space, self.lower, self.module, self.head, upper_feed, self.job.config.calm)
@@ -274,7 +279,8 @@ class Session:
     def _identity(self) -> str:
         hashes = [self.data.splits[name].content_hash for name in sorted(self.data.splits)]
         settings = config_hash(self.job.config, without=self.job.varied)
-        return "-".join([settings, self.job.method, *(h[:12] for h in hashes)])
+        name = self.job.method if self.job.member is None else f"{self.job.method}-{self.job.member}"
+        return "-".join([settings, name, *(h[:12] for h in hashes)])
 
     def _resumption(self) -> Resumption:
         config = self.job.config
