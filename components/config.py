@@ -252,8 +252,8 @@ class RunConfig(Strict):
         if noisy:
             raise ValueError(
                 f"resources.min_workers: {self.noise_of(noisy[0])} of '{noisy[0]}' is drawn by each worker for itself, "
-                "so training cannot go on exactly with another number of them; leave min_workers out or, where the method "
-                "allows it, set that to 0"
+                "so training cannot go on exactly with another number of them; leave min_workers out, or set it to 0 "
+                "where the method allows that"
             )
 
     def _check_sampled_methods(self) -> None:

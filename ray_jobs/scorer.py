@@ -12,6 +12,8 @@ from components.config import RunConfig
 from components.models.base import ResolvedModel
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from components.data.prompts import EncodedQuestion
     from components.models.score_questions import SplitScores
 
@@ -54,7 +56,8 @@ class Scorer:
         from ray_jobs.scorer_passes import passes_of
 
         model, head = load_model(spec.resolved, spec.config.model), None
-        flc_over, method, members = spec.config.model.mixlora.flc_over, "base", []
+        flc_over, method = spec.config.model.mixlora.flc_over, "base"
+        members: list[dict[str, Tensor]] = []
         if spec.adapter is not None:
             record = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")
             if is_ensemble(record):

@@ -41,6 +41,20 @@ def test_the_composition_is_compared_with_its_parts():
     ]
 
 
+def test_methods_that_average_are_compared_with_what_they_would_replace():
+    names = ["base", "sft", "sft+temperature", "mc_dropout", "ensemble", "ensemble+temperature", "blob"]
+    assert pairs_worth_comparing(names) == [
+        ("mc_dropout", "base"),
+        ("mc_dropout", "sft"),
+        ("ensemble", "base"),
+        ("ensemble", "sft"),
+        ("ensemble+temperature", "sft+temperature"),
+        ("blob", "base"),
+        ("blob", "sft"),
+        ("sft", "base"),
+    ]
+
+
 def test_one_method_has_no_pairs():
     assert pairs_worth_comparing(["base"]) == []
 
