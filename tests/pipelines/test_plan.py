@@ -145,7 +145,7 @@ def test_several_adapters_take_their_time_and_blob_its_own_layout(invoke: Callab
     hours = {name: plans[name]["gpu_hours"]["without gradient checkpointing"] for name in methods}
     assert hours["ensemble"] == pytest.approx(3 * hours["sft"])
     assert hours["mc_dropout"] == pytest.approx(hours["sft"])
-    assert hours["sft"] < hours["blob"] < 1.2 * hours["sft"], "one more product by E"
+    assert hours["sft"] < hours["blob"] < 1.5 * hours["sft"], "one more product of low rank"
     assert {layout["stage"] for layout in plans["blob"]["layouts"]} == {None}
     assert {layout["stage"] for layout in plans["ensemble"]["layouts"]} == {None, 0, 1, 2, 3}
     # A and its standard deviations beside B: between once and twice as many.

@@ -23,6 +23,7 @@ from components.models.adapter_checks import verify_adapter
 from components.models.adapter_files import load_adapter
 from components.models.blob import BlobLinear, blob_layers, kl_divergence
 
+Rewrite = Callable[[Path, Callable[[dict[str, Tensor]], object]], None]
 TOKENS = torch.arange(3, 23)[None]
 DRAWS = 4000
 
@@ -176,8 +177,7 @@ def test_it_reads_back_bit_for_bit(
         (lambda t: [t[k].zero_() for k in t if "lora_B" in k], "every lora_B is zero although"),
     ],
 )
-def test_a_damaged_folder_is_refused(blob, save, rewrite: Callable[[Path, Callable[[dict[str, Tensor]], object]], None],
-                                     change, message):  # fmt: skip
+def test_a_damaged_folder_is_refused(blob, save: Callable[..., Path], rewrite: Rewrite, change, message):
     folder = save(blob, adapter=spec())
     rewrite(folder, change)
     with pytest.raises(ModelError, match=message):
