@@ -49,7 +49,8 @@ class MemberPass:
     """
 
     def __init__(self, logits_at: LogitsAt, places: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
-        self.logits_at, self._places = logits_at, list(places.values())
+        self.logits_at = logits_at
+        self._places: list[Tensor] = list(places.values())
         self._values = [values[name].to(p.device) for name, p in places.items()]
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from components.config import RunConfig
 from components.models.blob import blob_layers, kl_divergence
@@ -42,7 +42,7 @@ class BlobStep:
 
     def _descend(self, rate: float) -> float:
         """Moves M and G against the KL's gradient; returns the KL before."""
-        moved = [p for layer in blob_layers(self.model) for p in (layer.lora_A, layer.lora_G)]
+        moved: list[Tensor] = [p for layer in blob_layers(self.model) for p in (layer.lora_A, layer.lora_G)]
         kl = kl_divergence(self.model, self.config.blob.prior_std)
         gradients = torch.autograd.grad(kl, moved)
         with torch.no_grad():

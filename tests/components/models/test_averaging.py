@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -40,6 +40,7 @@ def test_two_members_by_hand():
         np.testing.assert_allclose(np.exp(found.log_probs).sum(axis=1), [0.5], atol=1e-12)
 
 
+@settings(max_examples=40, deadline=None)
 @given(SCORES)
 def test_it_is_the_mean_whatever_the_numbers(stack):
     samples = [scores(matrix) for matrix in stack]
@@ -50,6 +51,7 @@ def test_it_is_the_mean_whatever_the_numbers(stack):
     np.testing.assert_allclose(turned.log_probs, mean_of_probabilities(samples).log_probs, atol=1e-9)
 
 
+@settings(max_examples=40, deadline=None)
 @given(SCORES, arrays(np.float64, (3, 4, 1), elements=st.floats(-50, 50)))
 def test_constants_of_a_question_do_not_matter(stack, constants):
     """Each sample renormalises over the options first: one that finds all of them unlikely counts as much."""

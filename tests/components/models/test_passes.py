@@ -28,7 +28,7 @@ QUESTIONS = [
     )
     for i in range(7)
 ]
-BUDGET = 40
+BUDGET = 20
 SAMPLES = 3
 
 
