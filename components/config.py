@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from components.config_base import Fraction, Positive, Strict
 from components.config_baselines import CftConfig, IterateConfig, LabelSmoothingConfig, RegularizationConfig
+from components.config_bayes import BlobAdapterConfig, BlobConfig, EnsembleConfig, McDropoutConfig
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
@@ -21,12 +22,15 @@ from components.config_tune import TuneConfig, check_space
 MethodName = Literal[
     "base", "sft", "calm", "uq4ct", "calm_uq4ct",
     "label_smoothing", "cft", "rcft", "regularization", "iterate", "learned_ts",
+    "mc_dropout", "ensemble", "blob",
 ]  # fmt: skip
 RecalibrationName = Literal["temperature", "flc_temperature"]
 ROUTED_METHODS = ("uq4ct", "calm_uq4ct")
 """Methods whose model has routers, and with them a router confidence."""
 HEAD_METHODS = ("calm", "calm_uq4ct", "regularization", "iterate", "learned_ts")
 """Methods that train a calibration head beside the weights; they share the section `calm`, its stop rule included."""
+SAMPLED_METHODS = ("mc_dropout", "ensemble", "blob")
+"""Methods that answer by the mean of several passes over LoRA matrices."""
 
 
 class AdapterConfig(Strict):
@@ -76,7 +80,7 @@ class MixLoraConfig(Strict):
         return self
 
 
-AdapterSpec = AdapterConfig | MixLoraConfig
+AdapterSpec = AdapterConfig | MixLoraConfig | BlobAdapterConfig
 """What a method trains on top of the base model."""
 
 
@@ -200,6 +204,9 @@ class RunConfig(Strict):
     cft: CftConfig = CftConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     iterate: IterateConfig = IterateConfig()
+    mc_dropout: McDropoutConfig = McDropoutConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    blob: BlobConfig = BlobConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -225,6 +232,7 @@ class RunConfig(Strict):
         if self.calm.stop.split != "validation" and not self.data.heldout_groups and {*HEAD_METHODS} & {*self.methods}:
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
         self._check_workers()
+        self._check_sampled_methods()
         if self.tune is not None:
             if self.tune.method not in self.methods:
                 raise ValueError(f"tune.method is '{self.tune.method}', which 'methods' does not run")
@@ -251,11 +259,29 @@ class RunConfig(Strict):
         if noisy:
             raise ValueError(
                 f"resources.min_workers: {self.noise_of(noisy[0])} of '{noisy[0]}' is drawn by each worker for itself, "
-                "so training cannot go on exactly with another number of them; set it to 0 or leave min_workers out"
+                "so training cannot go on exactly with another number of them; leave min_workers out, or set it to 0 "
+                "where the method allows that"
+            )
+
+    def _check_sampled_methods(self) -> None:
+        sampled = [m for m in SAMPLED_METHODS if m in self.methods]
+        if sampled and self.model.adapter.kind == "full":
+            raise ValueError(
+                f"'{sampled[0]}' averages over passes that differ in LoRA matrices, but model.adapter.kind is 'full'; "
+                "set it to 'lora'"
+            )
+        if "blob" in sampled and self.resources.deepspeed is not None:
+            raise ValueError(
+                "'blob' takes a second step past the optimiser, on the KL divergence, which DeepSpeed's own copies of "
+                "the weights would not see; leave resources.deepspeed out"
             )
 
     def noise_of(self, method: MethodName) -> str | None:
         """The key of what a method's workers draw at random while they train; None where nothing is."""
+        if method == "blob":
+            return "blob.init_scale"
+        if method == "mc_dropout":
+            return "mc_dropout.dropout" if self.mc_dropout.dropout else None
         section = "mixlora" if method in ROUTED_METHODS else "adapter"
         spec = self.model.mixlora if method in ROUTED_METHODS else self.model.adapter
         names = [name for name in ("dropout", "jitter") if getattr(spec, name, 0.0)]

@@ -101,7 +101,8 @@ class TuneConfig(Strict):
         "sft", "calm", "uq4ct", "calm_uq4ct",
         "label_smoothing", "cft", "rcft", "regularization", "iterate", "learned_ts",
     ] = "calm"  # fmt: skip
-    """The method searched; one of `methods`."""
+    """The method searched; one of `methods`. One that averages over several passes is not searched, as a trial's
+    evaluations look at a single pass: search `sft`, and take its values over."""
     trials: int = Field(24, ge=1)
     """Trials to run, failed and stopped ones included. The first takes the run file's own values."""
     concurrency: int = Field(1, ge=1)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from components.data.prepare import PreparedData
     from components.evaluation.recalibrate import Recalibrated
     from components.models.base import ResolvedModel
+    from components.training.session import TrainingJob
     from ray_jobs.worker_files import Start
 
 
@@ -80,7 +81,6 @@ class Calibration:
         if not METHODS[method].trains_adapter or self.folder.is_done(stage):
             return
         from components.training.session import TrainingJob
-        from ray_jobs.train import train
 
         job = TrainingJob(
             config=self.config,
@@ -91,11 +91,22 @@ class Calibration:
             details={"run": self.config.run, "seed": self.config.seed, "git": self.folder.state["git"]},
             storage=storage_of(self.config, method),
         )
-        logger = self.logger.child(f"train-{method}", {"stage": "train", "method": method})
+        if METHODS[method].prediction == "ensemble":
+            from pipelines.ensemble import train_members
+
+            train_members(self, job, resume)
+        else:
+            self.train_adapter(job, stage, method, resume)
+
+    def train_adapter(self, job: TrainingJob, stage: str, name: str, resume: bool) -> None:
+        """Trains one adapter, a method's or a member's of an ensemble, as a stage; `name` stands for it in words."""
+        from ray_jobs.train import train
+
+        logger = self.logger.child(f"train-{name.replace('/', '-')}", {"stage": "train", "method": job.method})
         with (
             self.folder.stage(stage) as notes,
             ending(logger),
-            self.reporter.task(f"train {method}", self.config.training.steps) as advance,
+            self.reporter.task(f"train {name}", self.config.training.steps) as advance,
         ):
             shown, collapsed = 0, False
 
@@ -107,17 +118,18 @@ class Calibration:
                 shown = step
                 if not collapsed and row.get("max_expert_share", 0.0) > self.config.uq4ct.collapse_share:
                     collapsed = True
-                    self.reporter.say(f"[yellow]{collapse_sentence(method, row)}[/yellow]")
+                    self.reporter.say(f"[yellow]{collapse_sentence(name, row)}[/yellow]")
 
             def on_start(start: Start) -> None:
                 nonlocal shown
                 advance(start.from_step - shown, "")
                 shown = start.from_step
-                for sentence in start_sentences(method, start):
+                for sentence in start_sentences(name, start):
                     self.reporter.say(f"[yellow]{sentence}[/yellow]")
 
             notes.update(train(job, resume=resume, on_row=on_row, on_start=on_start))
-            logger.log_artifact(job.folder / "adapter")
+            if job.member is None:
+                logger.log_artifact(job.folder / "adapter")
             if (job.folder / LOAD_FILE).exists():
                 logger.log_artifact(job.folder / LOAD_FILE)
 

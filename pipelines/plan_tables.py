@@ -59,6 +59,8 @@ def _headline(plan: Plan, of: MethodPlan) -> str:
     if sizes.alpha_count:
         trained += f", {_count(sizes.alpha_count)} in the calibration head"
     times = f"at T = {plan.config.calm.inner_steps}, " if of.method.bilevel else ""
+    if of.method.prediction == "ensemble":
+        times = f"{plan.config.ensemble.members} members one after the other, each "
     return (
         f"[bold]{of.method.name}[/bold] ({times}{_count(sizes.frozen_count)} frozen weights in "
         f"{plan.config.model.dtype}, {trained}): {of.step_flops[plan.asked]:.3g} FLOPs a step, {of.steps} steps, "

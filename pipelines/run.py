@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.config import ROUTED_METHODS, MethodName, RunConfig
+from components.config import ROUTED_METHODS, SAMPLED_METHODS, MethodName, RunConfig
 from components.errors import UsageError
 from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
@@ -171,7 +171,7 @@ def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = N
     UQ4CT against each of them too, CALM against its ablations, plain fine-tuning against the model as it is. The
     chosen source of a method with routers against plain fine-tuning and the method's own softmax; its temperatures
     from router confidence against these and against plain fine-tuning with a temperature; its other recalibrations
-    against the same one of plain fine-tuning.
+    against the same one of plain fine-tuning, as those of a method that averages over several passes.
 
     Args:
         names: Methods, recalibrated ones included.
@@ -186,6 +186,8 @@ def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = N
         wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]
         wanted += [(f"{method}+flc_temperature", other) for other in ("sft", method, "sft+temperature")]
     wanted += [(row, other) for row, method in rows.items() if row != method for other in ("sft", method)]
+    for method in SAMPLED_METHODS:
+        wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]
     wanted += [("sft", "base")]
     return [pair for pair in wanted if {*pair} <= {*names, *rows}]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ from components.config import RunConfig
 from components.models.base import ResolvedModel
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from components.data.prompts import EncodedQuestion
     from components.models.score_questions import SplitScores
 
@@ -48,23 +51,31 @@ class Scorer:
         from components.models.adapter_checks import METADATA_FILE
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
+        from components.models.ensemble import is_ensemble, load_ensemble
         from components.models.scoring import ScoringModel
+        from ray_jobs.scorer_passes import passes_of
 
         model, head = load_model(spec.resolved, spec.config.model), None
-        flc_over = spec.config.model.mixlora.flc_over
+        flc_over, method = spec.config.model.mixlora.flc_over, "base"
+        members: list[dict[str, Tensor]] = []
         if spec.adapter is not None:
-            model, head = load_adapter(spec.adapter, model)  # type: ignore[assignment]
+            record = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")
+            if is_ensemble(record):
+                model, members = load_ensemble(spec.adapter, model)  # type: ignore[assignment]
+            else:
+                model, head = load_adapter(spec.adapter, model)  # type: ignore[assignment]
             head = head.to(device) if head is not None else None
             # Averaged over the tokens that it was trained over, whatever the run file says by now.
-            record = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")["adapter"]
-            flc_over = record.get("flc_over", flc_over)  # an adapter without routers has no such field
+            flc_over = record["adapter"].get("flc_over", flc_over)  # an adapter without routers has no such field
+            method = str(record["method"])
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
+        self.passes = passes_of(method, self.model, members, spec.config)
 
     def scores(
         self, questions: Sequence[EncodedQuestion], on_progress: Callable[[int], None] | None = None
     ) -> SplitScores:
-        """Scores questions, in batches of similar length.
+        """Scores questions, in batches of similar length, by as many passes as the adapter's method takes.
 
         Args:
             questions: At least one.
@@ -73,15 +84,25 @@ class Scorer:
         Raises:
             FloatingPointError: A score or a router's confidence is NaN.
         """
+        from components.models.passes import score_by_passes
         from components.models.score_questions import score_questions
 
-        return score_questions(
-            self.model,
-            self.head,
-            questions,
+        budget = self.spec.config.evaluation.batch_tokens
+        score = partial(
+            score_questions,
+            head=self.head,
             pad_id=self.spec.pad_id,
-            token_budget=self.spec.config.evaluation.batch_tokens,
+            token_budget=budget,
             flc_of=self.model.flc,
             device=self.device,
+        )
+        if len(self.passes.logits) == 1:
+            return score(self.passes.logits[0], questions=questions, on_progress=on_progress)
+        return score_by_passes(
+            lambda logits_at, batch: score(logits_at, questions=batch),
+            self.passes.logits,
+            self.passes.combine,
+            questions,
+            token_budget=budget,
             on_progress=on_progress,
         )

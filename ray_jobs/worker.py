@@ -36,6 +36,7 @@ def as_message(job: TrainingJob) -> dict[str, Any]:
         "details": dict(job.details),
         "varied": list(job.varied),
         "storage": job.storage,
+        "member": job.member,
     }
 
 
@@ -50,6 +51,7 @@ def from_message(message: Mapping[str, Any]) -> TrainingJob:
         details=message["details"],
         varied=tuple(message["varied"]),
         storage=message["storage"],
+        member=message["member"],
     )
 
 

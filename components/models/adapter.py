@@ -1,4 +1,4 @@
-"""What is trained on top of a base model: LoRA matrices through PEFT, a mixture of LoRA experts, or every weight."""
+"""What is trained on top of a base model: LoRA (through PEFT, or BLoB's Gaussian), LoRA experts, or every weight."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from components.config import AdapterConfig, AdapterSpec, MixLoraConfig
+from components.config_bayes import BlobAdapterConfig
 from components.errors import ModelError
+from components.models.blob import inject_blob
 from components.models.mixlora.inject import attention_projections, inject_mixlora
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER_NAME = "default"
-AdapterKind = Literal["lora", "mixlora", "full"]
+AdapterKind = Literal["lora", "mixlora", "blob", "full"]
 
 
 def attach_adapter(model: PreTrainedModel, spec: AdapterSpec, seed: int) -> nn.Module:
     """Makes the trainable part of a model: float32, whatever the precision of the frozen part.
 
-    A fresh LoRA or mixture changes nothing (B = 0), and the same seed gives the same initial weights on every machine.
+    A fresh adapter changes nothing (B = 0), and the same seed gives the same initial weights on every machine.
     Weights that are tied stay tied.
 
     Args:
@@ -33,7 +35,8 @@ def attach_adapter(model: PreTrainedModel, spec: AdapterSpec, seed: int) -> nn.M
         The model to train: a `PeftModel` where PEFT holds a part of the adapter, else the model itself.
 
     Raises:
-        ModelError: `target_modules` names nothing in this model, or MixLoRA does not know its family.
+        ModelError: `target_modules` names nothing in this model or nothing that can be adapted, or MixLoRA does not
+            know the model's family.
     """
     if spec.kind == "full":
         model.float()
@@ -42,6 +45,11 @@ def attach_adapter(model: PreTrainedModel, spec: AdapterSpec, seed: int) -> nn.M
     model.requires_grad_(False)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
+        if isinstance(spec, BlobAdapterConfig):
+            inject_blob(model, spec)
+            for parameter in adapter_parameters(model, "blob").values():
+                parameter.requires_grad_(True)
+            return model
         return _attach_lora(model, spec) if isinstance(spec, AdapterConfig) else _attach_mixlora(model, spec)
 
 

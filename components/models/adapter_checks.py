@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,9 +25,19 @@ TENSOR_FILES = {
     "lora": "adapter_model.safetensors",
     "full": "model.safetensors",
     "mixlora": "adapter_model.safetensors",
+    "blob": "adapter_model.safetensors",
 }
-CONFIG_FILES = {"lora": "adapter_config.json", "full": "config.json", "mixlora": "adapter_config.json"}
+CONFIG_FILES = {
+    "lora": "adapter_config.json",
+    "full": "config.json",
+    "mixlora": "adapter_config.json",
+    "blob": "adapter_config.json",
+}
 CARD_FILE = "README.md"
+ENSEMBLE: Final = "ensemble"
+"""Stands for the adapter's kind in a folder whose members are adapter folders."""
+ALIKE = ("adapter", "base_model", "prompt")
+"""What the members of an ensemble have in common."""
 
 
 def file_key(name: str) -> str:
@@ -69,7 +79,7 @@ def verify_adapter(folder: Path) -> dict[str, Any]:
     """Re-opens a folder and checks files, checksums and tensors. The card is not held to its checksum: people edit it.
 
     Args:
-        folder: Written by `save_adapter`.
+        folder: Written by `save_adapter`, or by `save_ensemble`, whose members are checked too.
 
     Returns:
         The content of `caltune.json`.
@@ -84,6 +94,9 @@ def verify_adapter(folder: Path) -> dict[str, Any]:
         files, with_head = dict(metadata["files"]), metadata["head"] is not None
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise ModelError(f"{path} cannot be read ({problem!r}): {folder} is not a complete adapter folder") from problem
+    if form == FORMAT and kind == ENSEMBLE:
+        _verify_members(folder, metadata)
+        return metadata
     if form != FORMAT or kind not in TENSOR_FILES:
         raise ModelError(f"{path}: format {form!r} with adapter {kind!r} is not known to this version of caltune")
     needed = {TENSOR_FILES[kind], CONFIG_FILES[kind]} | ({HEAD_FILE} if with_head else set())
@@ -92,10 +105,34 @@ def verify_adapter(folder: Path) -> dict[str, Any]:
     for name, expected in files.items():
         _verify_file(folder / name, expected)
     num_experts = read_spec(folder).num_experts if kind == "mixlora" else None
-    _verify_tensors(folder / TENSOR_FILES[kind], pairs=kind != "full", num_experts=num_experts, trained=steps > 0)
+    _verify_tensors(
+        folder / TENSOR_FILES[kind],
+        pairs=kind != "full",
+        num_experts=num_experts,
+        with_noise=kind == "blob",
+        trained=steps > 0,
+    )
     if with_head:
         CalibrationHead.load(folder)
     return metadata
+
+
+def _verify_members(folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Checks an ensemble: its files, each member, and that the members have one shape, base model and prompt."""
+    path = folder / METADATA_FILE
+    names, files = metadata.get("members"), metadata["files"]
+    if not isinstance(names, list) or len(names) < 2:
+        raise ModelError(f"{path} names fewer than two members: {folder} is not a complete ensemble")
+    if unlisted := [name for name in names if f"{name}/{METADATA_FILE}" not in files]:
+        raise ModelError(f"{path} lists no checksum of {unlisted[0]}/{METADATA_FILE}: {folder} is not complete")
+    for name, expected in files.items():
+        _verify_file(folder / name, expected)
+    members = [verify_adapter(folder / name) for name in names]
+    for name, member in zip(names, members, strict=True):
+        if member["adapter"]["kind"] == ENSEMBLE or member["head"] is not None:
+            raise ModelError(f"{folder / name}: a member must be a single adapter without a calibration head")
+        if different := [key for key in ALIKE if member[key] != members[0][key]]:
+            raise ModelError(f"{folder / name}: its {different[0]} is not that of {names[0]}; these are no ensemble")
 
 
 def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
@@ -109,13 +146,14 @@ def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
         raise ModelError(f"{path}: its content is not what {METADATA_FILE} has the checksum of")
 
 
-def _verify_tensors(path: Path, *, pairs: bool, num_experts: int | None, trained: bool) -> None:
+def _verify_tensors(path: Path, *, pairs: bool, num_experts: int | None, with_noise: bool, trained: bool) -> None:
     """Finds what a failed gathering leaves behind: empty, non-finite or zero tensors, half a LoRA pair, no router.
 
     Args:
         path: The tensors.
         pairs: They are LoRA pairs, of which some B has moved where the adapter is trained.
         num_experts: For a mixture of experts.
+        with_noise: Every A has a G beside it, which says how far it varies.
         trained: Whether a step was taken.
     """
     some_b_moved = False
@@ -126,8 +164,9 @@ def _verify_tensors(path: Path, *, pairs: bool, num_experts: int | None, trained
                 value = file.get_tensor(key)
                 if defect := _defect_of(key, value, num_experts):
                     raise ModelError(f"{path}: key '{key}' {defect}")
-                if _partner(key) not in keys:
-                    raise ModelError(f"{path}: missing key '{_partner(key)}'")
+                for partner in _partners(key, with_noise):
+                    if partner not in keys:
+                        raise ModelError(f"{path}: missing key '{partner}'")
                 some_b_moved |= ".lora_B" in key and bool(value.any())
     except (OSError, SafetensorError) as problem:
         raise ModelError(f"{path}: the tensors cannot be read: {problem}") from problem
@@ -144,11 +183,14 @@ def _verify_tensors(path: Path, *, pairs: bool, num_experts: int | None, trained
 def _defect_of(key: str, value: Tensor, num_experts: int | None) -> str | None:
     if value.numel() == 0 or not torch.isfinite(value).all():
         return "is empty or has values that are not finite"
-    if ".lora_A" in key and not value.any():
+    if (".lora_A" in key or ".lora_G" in key) and not value.any():
         return "is all zero, which it is not even before training"
     return None if num_experts is None else defect_of(key, value, num_experts)
 
 
-def _partner(key: str) -> str:
-    """The other half of a LoRA pair; a tensor that is not half of one is its own partner."""
-    return key.replace(".lora_A", ".lora_B") if ".lora_A" in key else key.replace(".lora_B", ".lora_A")
+def _partners(key: str, with_noise: bool) -> tuple[str, ...]:
+    """The other half of a LoRA pair, and A's noise; a tensor that is not half of one has none."""
+    if ".lora_A" in key:
+        noise = (key.replace(".lora_A", ".lora_G"),) if with_noise else ()
+        return (key.replace(".lora_A", ".lora_B"), *noise)
+    return (key.replace(".lora_B", ".lora_A"),) if ".lora_B" in key else ()

@@ -23,11 +23,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from components.config import AdapterSpec, MixLoraConfig, ModelConfig
+from components.config_bayes import BlobAdapterConfig
 from components.config_data import PromptConfig
 from components.errors import ModelError
+from components.models import blob
 from components.models.adapter import ADAPTER_NAME, AdapterKind, adapter_parameters, attach_adapter
 from components.models.adapter_checks import (
     CARD_FILE,
+    ENSEMBLE,
     FORMAT,
     METADATA_FILE,
     TENSOR_FILES,
@@ -115,6 +118,8 @@ def save_adapter(
         save_file(tensors, draft / TENSOR_FILES[adapter.kind], metadata={"format": "pt"})
         if isinstance(adapter, MixLoraConfig):
             _write_mixlora_config(draft, model, adapter, tensors, resolved, record)
+        elif isinstance(adapter, BlobAdapterConfig):
+            _write_blob_config(draft, adapter, resolved)
         else:
             _write_model_config(draft, model, adapter.kind, resolved)
         if head is not None:
@@ -131,7 +136,7 @@ def save_adapter(
         _write_metadata(draft, head, config, adapter, resolved, record)
         verify_adapter(draft)
         _require_equal(tensors, draft / TENSOR_FILES[adapter.kind])
-        _publish(draft, folder)
+        publish(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
@@ -148,9 +153,15 @@ def load_adapter(folder: Path, base_model: PreTrainedModel) -> tuple[nn.Module, 
         The model with the adapter, frozen and in evaluation mode, and the head or None.
 
     Raises:
-        ModelError: The folder is damaged, or a key is missing, unexpected or misshapen for this model (named).
+        ModelError: The folder is damaged or an ensemble, or a key is missing, unexpected or misshapen for this model
+            (named).
     """
     metadata = verify_adapter(folder)
+    if metadata["adapter"]["kind"] == ENSEMBLE:
+        raise ModelError(
+            f"{folder} is an ensemble of {len(metadata['members'])} adapters, not one; load one of its members, "
+            f"{folder / metadata['members'][0]}, or have all of them answer: caltune evaluate --adapter {folder}"
+        )
     kind: AdapterKind = metadata["adapter"]["kind"]
     model = _attach_saved(folder, kind, base_model)
     stored = load_file(folder / TENSOR_FILES[kind])
@@ -187,6 +198,12 @@ def _write_mixlora_config(
     )
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     (draft / mixlora_files.CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def _write_blob_config(draft: Path, adapter: BlobAdapterConfig, resolved: ResolvedModel) -> None:
+    content = blob.adapter_config(adapter, base_model=resolved.public_id, revision=resolved.revision)
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    (draft / blob.CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def _write_model_config(draft: Path, model: Any, kind: AdapterKind, resolved: ResolvedModel) -> None:
@@ -253,7 +270,7 @@ def _require_equal(tensors: Mapping[str, Tensor], path: Path) -> None:
             raise ModelError(f"{path}: key '{key}' reads back differently from what was written")
 
 
-def _publish(draft: Path, folder: Path) -> None:
+def publish(draft: Path, folder: Path) -> None:
     """Renames the checked draft into place. Killed in between, the earlier folder survives beside it, hidden."""
     if not folder.exists():
         draft.rename(folder)
@@ -269,6 +286,8 @@ def _attach_saved(folder: Path, kind: AdapterKind, base_model: PreTrainedModel) 
         return base_model.float()
     if kind == "lora":
         return _attach_saved_lora(folder, base_model)
+    if kind == "blob":
+        return attach_adapter(base_model, blob.read_spec(folder), seed=0)
     return attach_adapter(base_model, mixlora_files.read_spec(folder), seed=0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from components.models.adapter import AdapterKind
 from components.models.base import ResolvedModel
 
@@ -42,8 +44,38 @@ from components.models.mixlora.public_format import export_public
 export_public(Path("path/to/this/folder"), Path("path/to/a/new/folder"))
 ```"""
 
-USE = {"lora": LORA_USE, "full": FULL_USE, "mixlora": MIXLORA_USE}
-LIBRARY = {"lora": "peft", "full": "transformers", "mixlora": "caltune"}
+BLOB_USE = """LoRA whose A is Gaussian (BLoB): `lora_A` is its mean, the square of `lora_G` its standard deviation. PEFT
+does not know this kind of adapter; caltune loads it, with A at its mean:
+
+```python
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from components.models.adapter_files import load_adapter
+
+base = AutoModelForCausalLM.from_pretrained("{base}", dtype=torch.float32)
+model, head = load_adapter(Path("path/to/this/folder"), base)
+```
+
+Its confidence is the mean over several draws of A: `caltune evaluate --adapter path/to/this/folder`."""
+
+ENSEMBLE_USE = """An ensemble: every folder `member-<i>` is an adapter of its own, which PEFT reads:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("{base}")
+model = PeftModel.from_pretrained(base, "path/to/this/folder/member-0", adapter_name="member-0")
+model.load_adapter("path/to/this/folder/member-1", adapter_name="member-1")  # and so on; model.set_adapter chooses
+```
+
+The confidence is the mean of the members' probabilities: `caltune evaluate --adapter path/to/this/folder`."""
+
+USE = {"lora": LORA_USE, "full": FULL_USE, "mixlora": MIXLORA_USE, "blob": BLOB_USE, "ensemble": ENSEMBLE_USE}
+LIBRARY = {"lora": "peft", "full": "transformers", "mixlora": "caltune", "blob": "caltune", "ensemble": "peft"}
 
 HEAD_USE = """The calibration head is part of the method: without it the confidence is not calibrated. Apply it to the
 logits before the softmax:
@@ -56,11 +88,18 @@ logits = logits.float() / head["rho"].exp() + head["l"]
 ```"""
 
 
-def model_card(*, kind: AdapterKind, resolved: ResolvedModel, method: str, with_head: bool, results: str) -> str:
+def model_card(
+    *,
+    kind: AdapterKind | Literal["ensemble"],
+    resolved: ResolvedModel,
+    method: str,
+    with_head: bool,
+    results: str,
+) -> str:
     """Writes the card.
 
     Args:
-        kind: Of the adapter.
+        kind: Of the adapter, or that it is several.
         resolved: The base model.
         method: Name of the method.
         with_head: Whether the folder holds a calibration head.

@@ -119,7 +119,7 @@ class DryRun:
 
     def _run(self, layers: int, rows: int, checkpointing: bool) -> LossUsage:
         meta = self._model(layers, checkpointing)
-        spec = self.method.adapter_spec(self.config.model)
+        spec = self.method.adapter_spec(self.config)
         module = ScoringModel(meta.model, spec.flc_over if isinstance(spec, MixLoraConfig) else "prompt").train()
         lower = self._lower(module, meta, rows)
         with _without_autocast():

@@ -63,7 +63,7 @@ class MethodPlan:
         dry_run: What it was told from.
         candidates: By GPUs, checkpointing as the run file has it first, then by stage.
         step_flops: Operations of one step over all GPUs, by checkpointing.
-        steps: Optimiser steps.
+        steps: Optimiser steps, of all members of an ensemble together.
         tflops: What a GPU gets through.
     """
 
@@ -103,13 +103,16 @@ def plan_method(
     """
     method, steps, inner = dry_run.method, config.training.steps, config.calm.inner_steps
     turns = config.iterate.calibration_steps
+    stages = STAGES if method.adapter != "blob" else (None,)  # whose second step DeepSpeed would not see
+    if method.prediction == "ensemble":
+        steps *= config.ensemble.members
     asked = config.training.gradient_checkpointing
     usable = gpu_memory_gib * GIB * (1.0 - HEADROOM)
     found = []
     for n in gpus:
         for checkpointing in (asked, not asked):
             usage = dry_run.usage(config.training.batch_size // n, checkpointing)
-            layouts = [Layout(n, stage, checkpointing) for stage in STAGES]
+            layouts = [Layout(n, stage, checkpointing) for stage in stages]
             found += [Candidate(x, peak(dry_run.sizes, usage, method, inner, x), usable) for x in layouts]
     flops = {
         checkpointing: gpus[0]

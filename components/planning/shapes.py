@@ -100,7 +100,7 @@ def build(resolved: ResolvedModel, config: RunConfig, method: Method, layers: in
     if layers is not None:
         _shorten(base, found, layers)
     with torch.device("meta"):
-        model = attach_adapter(base, method.adapter_spec(config.model), config.seed)
+        model = attach_adapter(base, method.adapter_spec(config), config.seed)
         head = make_head(method, config, base)
     sizes = _sizes(base, model, head, len(found), int(base.config.get_text_config().vocab_size))
     return MetaModel(model.train(), head, sizes, len(_decoder_layers(base)))

@@ -10,6 +10,7 @@ from components.models.calibration_head import CalibrationHead
 from components.models.scoring import ScoringModel
 from components.training.ablation_steps import IterateStep, RegularizationStep
 from components.training.baseline_losses import CftLoss, LabelSmoothingLoss
+from components.training.blob_step import BlobStep
 from components.training.feed import Feed
 from components.training.lower_losses import AnswerLoss, LowerLoss, Uq4ctLoss, options_needed
 from components.training.methods import Method
@@ -77,6 +78,8 @@ def make_step(
         feed: Deals S_V out.
     """
     if head is None:
+        if method.adapter == "blob":
+            return BlobStep(space, lower, model.model, config)
         return SupervisedStep(space, lower)
     held_out = feed("calibration", "all")
     if method.bilevel:

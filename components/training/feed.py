@@ -63,3 +63,8 @@ class Feed:
 def seed_dropout(seed: int, step: int, rank: int) -> None:
     """Makes dropout a function of (seed, step, rank)."""
     torch.manual_seed((seed * 1_000_003 + step) * 1_009 + rank)
+
+
+def member_seed(seed: int, member: int | None) -> int:
+    """Seed of the initial weights: the run's own for one adapter and for an ensemble's first member."""
+    return seed + 1_000_003 * (member or 0)

@@ -46,10 +46,11 @@ def save_result(
                 if f"alpha.{name}" in values:
                     parameter.copy_(values[f"alpha.{name}"])
     record = AdapterRecord(
-        method=job.method,
+        # A member on its own is no ensemble, so it must not be taken for one.
+        method=job.method if job.member is None else f"{job.method}-member-{job.member}",
         steps=result.kept_step,
         prompt=job.config.data.prompt,
-        details={**job.details, "last_step": result.last_step},
+        details={**job.details, "last_step": result.last_step} | ({} if job.member is None else {"member": job.member}),
         balance_weight=job.config.uq4ct.balance_weight if METHODS[job.method].lower == "uq4ct" else None,
     )
     save_adapter(

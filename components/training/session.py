@@ -30,7 +30,7 @@ from components.training.baseline_losses import CftLoss
 from components.training.build import make_head, make_lower, make_step
 from components.training.checkpoints import Checkpoints
 from components.training.expert_load import LOAD_FILE, ExpertLoadLog
-from components.training.feed import Feed
+from components.training.feed import Feed, member_seed
 from components.training.loop import (
     LoopResult,
     OnMilestone,
@@ -69,6 +69,7 @@ class TrainingJob:
         details: Anything to keep with the adapter (run id, git commit).
         varied: Dotted keys of the run file that may differ between a checkpoint and what goes on from it.
         storage: Shared storage's folder of the method, as a URI; None where all workers share `folder`.
+        member: Which of an ensemble, from 0; it decides the initial weights and nothing else. None for one adapter.
     """
 
     config: RunConfig
@@ -79,6 +80,7 @@ class TrainingJob:
     details: Mapping[str, Any] = field(default_factory=dict)
     varied: tuple[str, ...] = ()
     storage: str | None = None
+    member: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,8 @@ class Session:
         self.tokenizer = load_tokenizer(job.resolved, config.model)
         self.encoder = PromptEncoder(self.tokenizer, config.data.prompt, config.data.max_length)
         base = load_model(job.resolved, config.model)
-        self.spec = self.method.adapter_spec(config.model)
-        self.model = attach_adapter(base, self.spec, config.seed)
+        self.spec = self.method.adapter_spec(config)
+        self.model = attach_adapter(base, self.spec, member_seed(config.seed, job.member))
         if config.training.gradient_checkpointing:
             recompute_activations(self.model)
         head = make_head(self.method, config, base)
@@ -265,7 +267,8 @@ class Session:
     def _identity(self) -> str:
         hashes = [self.data.splits[name].content_hash for name in sorted(self.data.splits)]
         settings = config_hash(self.job.config, without=self.job.varied)
-        return "-".join([settings, self.job.method, *(h[:12] for h in hashes)])
+        name = self.job.method if self.job.member is None else f"{self.job.method}-{self.job.member}"
+        return "-".join([settings, name, *(h[:12] for h in hashes)])
 
     def _resumption(self) -> Resumption:
         config = self.job.config

@@ -51,6 +51,16 @@ def test_baselines_are_compared_with_the_plain_methods_and_calm_with_its_ablatio
     ]
 
 
+def test_methods_that_average_are_compared_with_what_they_would_replace():
+    names = ["base", "sft", "sft+temperature", "mc_dropout", "ensemble", "ensemble+temperature", "blob"]
+    plain = ("base", "sft", "sft+temperature")
+    assert pairs_worth_comparing(names) == [
+        *[(method, other) for method in ("mc_dropout", "ensemble", "blob") for other in plain],
+        ("ensemble+temperature", "sft+temperature"),
+        ("sft", "base"),
+    ]
+
+
 def test_one_method_has_no_pairs():
     assert pairs_worth_comparing(["base"]) == []
 

@@ -134,3 +134,19 @@ def test_the_documented_table_is_what_the_command_prints(monkeypatch: pytest.Mon
     assert config.calm.inner_steps == 5
     plan = make_plan(config, Machine(80.0, 8, 150.0), rows_of(config, None, None, 4), lambda _: None)
     assert as_text(plan).strip() in DOCS.read_text()
+
+
+def test_several_adapters_take_their_time_and_blob_its_own_layout(invoke: Callable[..., Result]) -> None:
+    """Three members take three times the steps of one; blob's second step goes past DeepSpeed, so it has no stages."""
+    methods = ["sft", "mc_dropout", "ensemble", "blob"]
+    result = invoke("--json", "--max-gpus", "2", methods=methods, recalibrate={}, ensemble={"members": 3})
+    assert result.exit_code == 0, result.output
+    plans = json.loads(result.stdout)["methods"]
+    hours = {name: plans[name]["gpu_hours"]["without gradient checkpointing"] for name in methods}
+    assert hours["ensemble"] == pytest.approx(3 * hours["sft"])
+    assert hours["mc_dropout"] == pytest.approx(hours["sft"])
+    assert hours["sft"] < hours["blob"] < 1.5 * hours["sft"], "one more product of low rank"
+    assert {layout["stage"] for layout in plans["blob"]["layouts"]} == {None}
+    assert {layout["stage"] for layout in plans["ensemble"]["layouts"]} == {None, 0, 1, 2, 3}
+    # A and its standard deviations beside B: between once and twice as many.
+    assert plans["sft"]["sizes"]["theta_count"] < plans["blob"]["sizes"]["theta_count"]

@@ -24,6 +24,8 @@ from components.models.adapter import adapter_state, attach_adapter, trainable_p
 from components.models.adapter_files import AdapterRecord, save_adapter
 from components.models.base import load_model, load_tokenizer
 from components.models.calibration_head import CalibrationHead
+from components.models.ensemble import save_ensemble
+from components.training.methods import METHODS
 from components.training.session import TrainingJob
 from ray_jobs.cluster import resources_per_actor
 from ray_jobs.evaluate import EvaluationJob, evaluate
@@ -54,11 +56,30 @@ def adapters(make_job: Callable[..., TrainingJob], tmp_path_factory: pytest.Temp
         "base": None,
         "calm": _saved(job, config, config.adapter, folder / "calm", CalibrationHead(320)),
         "uq4ct": _saved(job, config, config.mixlora, folder / "uq4ct", None),
+        "mc_dropout": _saved(
+            job, config, config.adapter.model_copy(update={"dropout": 0.3}), folder / "mc", None, "mc_dropout"
+        ),
+        "blob": _saved(job, config, METHODS["blob"].adapter_spec(job.config), folder / "blob", None, "blob"),
+        "ensemble": save_ensemble(
+            folder / "ensemble",
+            [_saved(job, config, config.adapter, folder / f"member-{i}", None, seed=i) for i in range(2)],
+            method="ensemble",
+            resolved=job.resolved,
+            details={},
+        ),
     }
 
 
-def _saved(job: TrainingJob, config: ModelConfig, spec, folder: Path, head: CalibrationHead | None) -> Path:
-    torch.manual_seed(3)
+def _saved(
+    job: TrainingJob,
+    config: ModelConfig,
+    spec,
+    folder: Path,
+    head: CalibrationHead | None,
+    method: str = "calm",
+    seed: int = 3,
+) -> Path:
+    torch.manual_seed(seed)
     model = attach_adapter(load_model(job.resolved, config), spec, seed=1)
     moved = [*trainable_parameters(model).values()] + ([head.l, head.rho] if head is not None else [])
     with torch.no_grad():
@@ -73,7 +94,7 @@ def _saved(job: TrainingJob, config: ModelConfig, spec, folder: Path, head: Cali
         config=config,
         adapter=spec,
         resolved=job.resolved,
-        record=AdapterRecord("calm", 1, job.config.data.prompt, balance_weight=0.01),
+        record=AdapterRecord(method, 1, job.config.data.prompt, balance_weight=0.01),
     )
 
 
@@ -116,7 +137,10 @@ def actor_pids() -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("method", ["calm", "uq4ct"])
+@pytest.mark.parametrize(
+    "method",
+    ["calm", "uq4ct", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mc_dropout", "ensemble", "blob"))],
+)
 def test_two_actors_give_what_one_process_gives(ray_here, evaluation, adapters, method):
     done: dict[int, list[int]] = {1: [], 2: []}
     one, two = (evaluate(evaluation(n, adapters[method]), done[n].append) for n in (1, 2))
@@ -129,9 +153,8 @@ def test_two_actors_give_what_one_process_gives(ray_here, evaluation, adapters, 
 
 def test_the_adapters_differ_from_the_base_model(evaluation, adapters):
     """Without this the comparisons above could hold with no adapter loaded at all."""
-    base, calm, uq4ct = (evaluate(evaluation(1, adapters[m]), lambda n: None)["id"] for m in adapters)
-    assert np.abs(calm.option_log_probs - base.option_log_probs).max() > 0.01
-    assert np.abs(uq4ct.option_log_probs - base.option_log_probs).max() > 0.01
+    base, *others = (evaluate(evaluation(1, adapter), lambda n: None)["id"] for adapter in adapters.values())
+    assert all(np.abs(other.option_log_probs - base.option_log_probs).max() > 0.01 for other in others)
 
 
 def test_lost_actors_are_replaced_and_nothing_is_missing(ray_here, evaluation):

@@ -204,7 +204,7 @@ def _same_activation(one: str, other: str) -> bool:
 def _require_expressible(folder: Path, metadata: Mapping[str, Any]) -> None:
     adapter = metadata["adapter"]
     if adapter["kind"] != "mixlora":
-        raise ModelError(f"{folder} holds a '{adapter['kind']}' adapter, which PEFT or transformers read as it is")
+        raise ModelError(f"{folder} holds a '{adapter['kind']}' adapter, no mixture of experts; use it as it is")
     if metadata["head"] is not None:
         raise ModelError(
             f"{folder}: the public MixLoRA format has no place for the calibration head of '{metadata['method']}', and "

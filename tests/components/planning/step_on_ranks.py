@@ -90,7 +90,7 @@ def build(job: Job, config: RunConfig, rank: int, world: int) -> TrainingStep:
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_config(described, dtype=getattr(torch, config.model.dtype))
     base.requires_grad_(False)
-    model = attach_adapter(base, method.adapter_spec(config.model), seed=0)
+    model = attach_adapter(base, method.adapter_spec(config), seed=0)
     if config.training.gradient_checkpointing:
         recompute_activations(model)
     module = ScoringModel(model)

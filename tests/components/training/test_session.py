@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,8 @@ def test_a_method_without_a_head_saves_none(job):
 
 
 @pytest.mark.parametrize(
-    "method", ["sft", "calm", "uq4ct", "calm_uq4ct", "label_smoothing", "cft", "regularization", "iterate"]
+    "method",
+    ["sft", "calm", "uq4ct", "calm_uq4ct", "label_smoothing", "cft", "regularization", "iterate", "blob", "ensemble"],
 )
 def test_a_resumed_session_is_the_uninterrupted_one(job, method):
     """A resumed session must train with dropout from its first step on, though it begins with no evaluation.
@@ -141,6 +143,8 @@ def test_a_resumed_session_is_the_uninterrupted_one(job, method):
     Killed after 5 steps, resumed from the checkpoint at 4, so the load logged at 3 is taken over and 6, 8 are added.
     """
     whole, broken = job("whole", method), job("broken", method)
+    if method == "ensemble":
+        whole, broken = (replace(task, member=1) for task in (whole, broken))
     _, expected = train(whole)
     with pytest.raises(Killed):
         train(broken, stop_at=5)
@@ -179,6 +183,39 @@ def test_methods_with_a_head_stop_by_calms_rule(job, method):
     own = method in ("regularization", "iterate", "learned_ts")
     assert session.loop.stop.config.rule == ("keep_best" if own else "budget")
     assert (session.head is not None) == own
+def test_members_differ_in_their_initial_weights_alone(job):
+    """The first is plain fine-tuning, bit for bit; the second begins at the same loss (B = 0) on the same questions."""
+    plain, ensemble = job("members", "sft"), job("members", "ensemble")
+    first, second = (replace(ensemble, folder=ensemble.folder / str(i), member=i) for i in range(2))
+    rows = [train(task)[1] for task in (plain, first, second)]
+    assert rows[1] == rows[0]
+    assert rows[2][1] == rows[0][1]
+    assert rows[2][8] != rows[0][8]
+    tensors = [load_file(t.folder / "adapter" / "adapter_model.safetensors") for t in (plain, first, second)]
+    assert all(torch.equal(value, tensors[1][key]) for key, value in tensors[0].items())
+    assert not any(torch.equal(value, tensors[2][key]) for key, value in tensors[0].items())
+    assert [verify_adapter(t.folder / "adapter")["method"] for t in (first, second)] == [
+        "ensemble-member-0", "ensemble-member-1",
+    ]  # fmt: skip
+    with pytest.raises(CheckpointError, match="other settings"):
+        train(replace(first, member=1), resume=True)
+
+
+def test_mc_dropout_at_zero_is_plain_fine_tuning(job):
+    """And above zero it trains with its own dropout, not with the .3 of `model.adapter`."""
+    model = {**job("p", "sft").config.model.model_dump(), "adapter": {"r": 4, "dropout": 0.0}}
+    tasks = [
+        job("plain", "sft", model=model),
+        job("zero", "mc_dropout", mc_dropout={"dropout": 0.0}),
+        job("some", "mc_dropout", mc_dropout={"dropout": 0.2}),
+    ]
+    rows = [train(task)[1] for task in tasks]
+    assert rows[1] == rows[0]
+    assert rows[2] != rows[0]
+    tensors = [load_file(task.folder / "adapter" / "adapter_model.safetensors") for task in tasks]
+    assert all(torch.equal(value, tensors[1][key]) for key, value in tensors[0].items())
+    written = [json.loads((task.folder / "adapter" / "adapter_config.json").read_text()) for task in tasks]
+    assert [each["lora_dropout"] for each in written] == [0.0, 0.0, 0.2]
 
 
 def test_what_the_experts_received_is_kept_at_every_evaluation(job):
@@ -230,7 +267,7 @@ def test_routers_move_at_their_own_rate(job):
             assert (float((final[key] - value).abs().max()) < 1e-9) == (".router." in key), key
 
 
-@pytest.mark.parametrize("method", ["sft", "calm_uq4ct"])
+@pytest.mark.parametrize("method", ["sft", "calm_uq4ct", "blob"])
 def test_recomputed_activations_change_nothing(job, method):
     """Dropout and jitter are drawn again and routers choose again in the backward pass: all must be as before."""
     whole = job("stored", method)
