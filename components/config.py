@@ -18,7 +18,7 @@ from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
 MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct"]
-RecalibrationName = Literal["temperature", "flc_temperature"]
+RecalibrationName = Literal["temperature", "flc_temperature", "vector_scaling", "isotonic"]
 ROUTED_METHODS = ("uq4ct", "calm_uq4ct")
 """Methods whose model has routers, and with them a router confidence."""
 
@@ -184,7 +184,9 @@ class RunConfig(Strict):
     recalibrate: dict[MethodName, list[RecalibrationName]] = {}
     """Post-hoc recalibration of a method. `temperature`: one number, fitted on each set of labelled validation data
     that the run has. `flc_temperature`, for methods with routers: one for each question, from its router confidence and
-    the option scores of the split `calibration`; reads no labels."""
+    the option scores of the split `calibration`; reads no labels. `vector_scaling`: a scale and an offset for each
+    position among the options, and `isotonic`: a rising step function of the answer's confidence, fitted as
+    `temperature` is."""
     model: ModelConfig = ModelConfig()
     data: DataConfig
     training: TrainingConfig = TrainingConfig()

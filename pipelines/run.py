@@ -15,10 +15,20 @@ from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
 from components.evaluation.predictions import FLC, Predictions
 from components.evaluation.recalibrate import Recalibrated
-from components.evaluation.report import FlcTemperatureNote, ReportInputs, SplitFacts, TemperatureNote, write_report
+from components.evaluation.report import (
+    FlcTemperatureNote,
+    IsotonicNote,
+    ReportInputs,
+    SplitFacts,
+    TemperatureNote,
+    VectorScalingNote,
+    write_report,
+)
 from components.evaluation.summary import compare, summarise
 from components.posthoc.flc_temperature import FlcTemperature
+from components.posthoc.isotonic import IsotonicFit
 from components.posthoc.temperature import FittedTemperature
+from components.posthoc.vector_scaling import VectorScaling
 from components.run_file import git_state
 from components.tracking.logger import ending
 from components.tracking.mlflow_logger import open_logger
@@ -133,6 +143,16 @@ def _report(
             if isinstance(result.fitted, FittedTemperature)
         },
         flc_temperatures=_flc_temperatures(tested, recalibrated),
+        vector_scalings={
+            name: VectorScalingNote(result.fitted, " and ".join(result.fitted_on))
+            for name, result in recalibrated.items()
+            if isinstance(result.fitted, VectorScaling)
+        },
+        isotonic={
+            name: IsotonicNote(result.fitted, " and ".join(result.fitted_on))
+            for name, result in recalibrated.items()
+            if isinstance(result.fitted, IsotonicFit)
+        },
         chosen_sources=chosen,
         traces={m: list(read_trace(folder.method(m) / "trace.jsonl")) for m in trained},
         kept_steps={m: folder.notes(f"train/{m}")["kept_step"] for m in trained},
@@ -166,7 +186,8 @@ def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = N
     CALM and UQ4CT against everything that they should beat, their composition against each of them too, plain
     fine-tuning against the model as it is. The chosen source of a method with routers against plain fine-tuning and
     the method's own softmax; its temperatures from router confidence against these and against plain fine-tuning with
-    a temperature; its other recalibrations against the same one of plain fine-tuning.
+    a temperature; its other recalibrations against the same one of plain fine-tuning. The same for Laplace-LoRA.
+    Vector scaling and isotonic regression against the temperature of the same method, fitted on the same data.
 
     Args:
         names: Methods, recalibrated ones included.
@@ -175,6 +196,10 @@ def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = N
     plain = [name for name in names if name.startswith(("base", "sft"))]
     wanted: list[tuple[str, str]] = [(ours, other) for ours in ("calm", "uq4ct", "calm_uq4ct") for other in plain]
     wanted += [("calm_uq4ct", "calm"), ("calm_uq4ct", "uq4ct")]
+    wanted += [("laplace", other) for other in plain]
+    wanted += [(n, f"sft{n.removeprefix('laplace')}") for n in names if n.startswith("laplace+")]
+    for kind in ("+vector_scaling", "+isotonic"):
+        wanted += [(name, name.replace(kind, "+temperature")) for name in names if kind in name]
     rows = {row_name(method, source): method for method, source in (chosen or {}).items()}
     for method in ROUTED_METHODS:
         wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]
