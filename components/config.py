@@ -14,10 +14,11 @@ from pydantic import Field, model_validator
 from components.config_base import Fraction, Positive, Strict
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
+from components.config_laplace import LaplaceConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
-MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct"]
+MethodName = Literal["base", "sft", "calm", "uq4ct", "calm_uq4ct", "laplace"]
 RecalibrationName = Literal["temperature", "flc_temperature", "vector_scaling", "isotonic"]
 ROUTED_METHODS = ("uq4ct", "calm_uq4ct")
 """Methods whose model has routers, and with them a router confidence."""
@@ -192,6 +193,7 @@ class RunConfig(Strict):
     training: TrainingConfig = TrainingConfig()
     calm: CalmConfig = CalmConfig()
     uq4ct: Uq4ctConfig = Uq4ctConfig()
+    laplace: LaplaceConfig = LaplaceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -220,6 +222,8 @@ class RunConfig(Strict):
             and {"calm", "calm_uq4ct"} & set(self.methods)
         ):
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
+        if "laplace" in self.methods and self.model.adapter.kind != "lora":
+            raise ValueError("'laplace' is a posterior of LoRA weights: it needs model.adapter.kind 'lora'")
         self._check_workers()
         if self.tune is not None:
             if self.tune.method not in self.methods:
@@ -256,6 +260,10 @@ class RunConfig(Strict):
         spec = self.model.mixlora if method in ROUTED_METHODS else self.model.adapter
         names = [name for name in ("dropout", "jitter") if getattr(spec, name, 0.0)]
         return f"model.{section}.{names[0]}" if names else None
+
+    def weight_decay_of(self, method: MethodName) -> float:
+        """Weight decay of a method's adapter."""
+        return self.laplace.weight_decay if method == "laplace" else self.training.weight_decay
 
     @property
     def folder(self) -> Path:

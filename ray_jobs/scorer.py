@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from components.config import RunConfig
 from components.models.base import ResolvedModel
+from components.training.methods import prediction_of
 
 if TYPE_CHECKING:
     from components.data.prompts import EncodedQuestion
     from components.models.score_questions import SplitScores
+    from components.posthoc.laplace.posterior import Posterior
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,21 @@ class Scorer:
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
         from components.models.scoring import ScoringModel
+        from components.posthoc.laplace.files import load_posterior
+        from components.posthoc.laplace.layers import lora_layers
 
         model, head = load_model(spec.resolved, spec.config.model), None
         flc_over = spec.config.model.mixlora.flc_over
+        self.posterior: Posterior | None = None
         if spec.adapter is not None:
             model, head = load_adapter(spec.adapter, model)  # type: ignore[assignment]
             head = head.to(device) if head is not None else None
             # Averaged over the tokens that it was trained over, whatever the run file says by now.
-            record = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")["adapter"]
+            metadata = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")
+            record = metadata["adapter"]
             flc_over = record.get("flc_over", flc_over)  # an adapter without routers has no such field
+            if prediction_of(metadata["method"]) == "laplace":
+                self.posterior = load_posterior(spec.adapter, lora_layers(model))
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
 
@@ -74,7 +82,18 @@ class Scorer:
             FloatingPointError: A score or a router's confidence is NaN.
         """
         from components.models.score_questions import score_questions
+        from components.posthoc.laplace.predict import score_with_posterior
 
+        if self.posterior is not None:
+            return score_with_posterior(
+                self.model,
+                self.posterior,
+                questions,
+                pad_id=self.spec.pad_id,
+                token_budget=self.spec.config.evaluation.batch_tokens,
+                device=self.device,
+                on_progress=on_progress,
+            )
         return score_questions(
             self.model,
             self.head,

@@ -111,9 +111,7 @@ def fit_vector_scaling(option_log_probs: FloatArray, gold: NDArray[np.int64]) ->
     )
 
 
-def _minimise(
-    parameters: torch.Tensor, tempered: torch.Tensor, absent: torch.Tensor, target: torch.Tensor
-) -> int:
+def _minimise(parameters: torch.Tensor, tempered: torch.Tensor, absent: torch.Tensor, target: torch.Tensor) -> int:
     """L-BFGS with strong Wolfe line search from d = b = 0, in place; returns the number of iterations."""
     import torch
 

@@ -41,6 +41,23 @@ def test_the_composition_is_compared_with_its_parts():
     ]
 
 
+def test_laplace_is_compared_with_plain_fine_tuning_and_the_model_as_it_is():
+    pairs = pairs_worth_comparing(["base", "sft", "sft+isotonic", "laplace", "laplace+isotonic"])
+    assert pairs == [
+        *[("laplace", other) for other in ("base", "sft", "sft+isotonic")],
+        ("laplace+isotonic", "sft+isotonic"),
+        ("sft", "base"),
+    ]
+
+
+def test_more_freedom_is_compared_with_the_temperature_fitted_on_the_same_data():
+    names = ["sft"] + [f"sft+{kind}{on}" for kind in ("temperature", "vector_scaling") for on in ("", "@both")]
+    assert pairs_worth_comparing(names) == [
+        ("sft+vector_scaling", "sft+temperature"),
+        ("sft+vector_scaling@both", "sft+temperature@both"),
+    ]
+
+
 def test_one_method_has_no_pairs():
     assert pairs_worth_comparing(["base"]) == []
 

@@ -45,7 +45,7 @@ def test_the_rest_keeps_its_proportions_where_it_can() -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_answers_stay_and_rows_stay_distributions(n, options, spread, seed) -> None:
-    """Whatever is asked for: ties, one option, certainty, the impossible. Confidence is what was asked, within bounds."""
+    """Whatever is asked for: ties, one option, certainty, the impossible. Confidence is as asked, within bounds."""
     generator = np.random.default_rng(seed)
     absent = np.arange(options) > generator.integers(0, options, size=n)[:, None]
     z = log_softmax(np.where(absent, -np.inf, spread * generator.normal(size=(n, options))), axis=1)
