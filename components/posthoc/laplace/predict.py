@@ -99,13 +99,14 @@ def mean_softmax(mean: Tensor, variance: Tensor, samples: int) -> Tensor:
         float64 [R, K]; -inf where there is no such option.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    # A row an option, so that a question's draws do not depend on how many options its neighbours have.
-    noise = torch.randn(mean.shape[1], samples, dtype=torch.float64, generator=generator).to(mean.device)
+    # Option by option, so that a question's draws do not depend on how many options its neighbours have.
+    rows = [torch.randn(samples, dtype=torch.float64, generator=generator) for _ in range(mean.shape[1])]
+    noise = torch.stack(rows).to(mean.device)
     # The symmetric root is the one that moves steadily with the variance; rounding may have left it just below zero.
     values, vectors = torch.linalg.eigh((variance + variance.mT) / 2)
     roots = vectors @ torch.diag_embed((values.clamp(min=0.0) + JITTER).sqrt()) @ vectors.mT
-    rows = [(centre[:, None] + root @ noise).log_softmax(dim=0) for centre, root in zip(mean, roots, strict=True)]
-    return torch.stack([row.logsumexp(dim=1) - math.log(samples) for row in rows])
+    draws = ((centre[:, None] + root @ noise).log_softmax(dim=0) for centre, root in zip(mean, roots, strict=True))
+    return torch.stack([each.logsumexp(dim=1) - math.log(samples) for each in draws])
 
 
 def score_with_posterior(

@@ -62,7 +62,7 @@ def test_factors_are_those_of_each_question_by_itself(scoring, questions, poster
         for name, slope in zip(zeros, gradients, strict=True):
             inputs_of[name].append(seen[name][0, batch.positions])
             slopes_of[name].append(slope[0, batch.positions])
-        gold += float(log_probs[question.answer])
+        gold += float(log_probs.detach()[question.answer])
         tokens += len(batch.positions)
     for layer in layers:
         a, s = torch.cat(inputs_of[layer.name]), torch.cat(slopes_of[layer.name])
@@ -87,9 +87,9 @@ def test_evidence_is_that_of_the_full_matrices(scoring, posterior):
             half_log_det += float(torch.logdet(torch.eye(len(h), dtype=h.dtype) + p * h)) / 2
         expected = posterior.log_likelihood - norm / (2 * p) - half_log_det
         found = log_evidence(math.log(p), curvature_of(posterior.blocks), norm, posterior.log_likelihood)
-        assert float(found) == pytest.approx(expected, abs=1e-6)
+        assert float(found) == pytest.approx(expected, abs=1e-4)
         if p == posterior.prior_variance:
-            assert posterior.log_evidence == pytest.approx(expected, abs=1e-6)
+            assert posterior.log_evidence == pytest.approx(expected, abs=1e-4)
 
 
 def test_slope_of_the_evidence_and_its_maximum(posterior):
