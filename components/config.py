@@ -16,15 +16,16 @@ from components.config_baselines import CftConfig, IterateConfig, LabelSmoothing
 from components.config_bayes import BlobAdapterConfig, BlobConfig, EnsembleConfig, McDropoutConfig
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
+from components.config_laplace import LaplaceConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
 MethodName = Literal[
     "base", "sft", "calm", "uq4ct", "calm_uq4ct",
     "label_smoothing", "cft", "rcft", "regularization", "iterate", "learned_ts",
-    "mc_dropout", "ensemble", "blob",
+    "mc_dropout", "ensemble", "blob", "laplace",
 ]  # fmt: skip
-RecalibrationName = Literal["temperature", "flc_temperature"]
+RecalibrationName = Literal["temperature", "flc_temperature", "vector_scaling", "isotonic"]
 ROUTED_METHODS = ("uq4ct", "calm_uq4ct")
 """Methods whose model has routers, and with them a router confidence."""
 HEAD_METHODS = ("calm", "calm_uq4ct", "regularization", "iterate", "learned_ts")
@@ -194,7 +195,9 @@ class RunConfig(Strict):
     recalibrate: dict[MethodName, list[RecalibrationName]] = {}
     """Post-hoc recalibration of a method. `temperature`: one number, fitted on each set of labelled validation data
     that the run has. `flc_temperature`, for methods with routers: one for each question, from its router confidence and
-    the option scores of the split `calibration`; reads no labels."""
+    the option scores of the split `calibration`; reads no labels. `vector_scaling`: a scale and an offset for each
+    position among the options, and `isotonic`: a rising step function of the answer's confidence, fitted as
+    `temperature` is."""
     model: ModelConfig = ModelConfig()
     data: DataConfig
     training: TrainingConfig = TrainingConfig()
@@ -207,6 +210,7 @@ class RunConfig(Strict):
     mc_dropout: McDropoutConfig = McDropoutConfig()
     ensemble: EnsembleConfig = EnsembleConfig()
     blob: BlobConfig = BlobConfig()
+    laplace: LaplaceConfig = LaplaceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -231,6 +235,8 @@ class RunConfig(Strict):
                 )
         if self.calm.stop.split != "validation" and not self.data.heldout_groups and {*HEAD_METHODS} & {*self.methods}:
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
+        if "laplace" in self.methods and self.model.adapter.kind != "lora":
+            raise ValueError("'laplace' is a posterior of LoRA weights: it needs model.adapter.kind 'lora'")
         self._check_workers()
         self._check_sampled_methods()
         if self.tune is not None:
@@ -286,6 +292,10 @@ class RunConfig(Strict):
         spec = self.model.mixlora if method in ROUTED_METHODS else self.model.adapter
         names = [name for name in ("dropout", "jitter") if getattr(spec, name, 0.0)]
         return f"model.{section}.{names[0]}" if names else None
+
+    def weight_decay_of(self, method: MethodName) -> float:
+        """Weight decay of a method's adapter."""
+        return self.laplace.weight_decay if method == "laplace" else self.training.weight_decay
 
     @property
     def folder(self) -> Path:

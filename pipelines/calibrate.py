@@ -76,10 +76,17 @@ class Calibration:
         return resolved
 
     def train(self, method: MethodName, resolved: ResolvedModel, resume: bool) -> None:
+        """Stage `train`, and `posterior` for a method that has one."""
+        if METHODS[method].trains_adapter and not self.folder.is_done(f"train/{method}"):
+            self._train(method, resolved, resume)
+        if METHODS[method].prediction == "laplace":
+            from pipelines.posterior import fit_posterior
+
+            fit_posterior(self, method, resolved)
+
+    def _train(self, method: MethodName, resolved: ResolvedModel, resume: bool) -> None:
         """Stage `train`: the method's adapter, through Ray Train."""
         stage = f"train/{method}"
-        if not METHODS[method].trains_adapter or self.folder.is_done(stage):
-            return
         from components.training.session import TrainingJob
 
         job = TrainingJob(

@@ -15,10 +15,20 @@ from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
 from components.evaluation.predictions import FLC, Predictions
 from components.evaluation.recalibrate import Recalibrated
-from components.evaluation.report import FlcTemperatureNote, ReportInputs, SplitFacts, TemperatureNote, write_report
+from components.evaluation.report import (
+    FlcTemperatureNote,
+    IsotonicNote,
+    ReportInputs,
+    SplitFacts,
+    TemperatureNote,
+    VectorScalingNote,
+    write_report,
+)
 from components.evaluation.summary import compare, summarise
 from components.posthoc.flc_temperature import FlcTemperature
+from components.posthoc.isotonic import IsotonicFit
 from components.posthoc.temperature import FittedTemperature
+from components.posthoc.vector_scaling import VectorScaling
 from components.run_file import git_state
 from components.tracking.logger import ending
 from components.tracking.mlflow_logger import open_logger
@@ -137,6 +147,16 @@ def _report(
             if isinstance(result.fitted, FittedTemperature)
         },
         flc_temperatures=_flc_temperatures(tested, recalibrated),
+        vector_scalings={
+            name: VectorScalingNote(result.fitted, " and ".join(result.fitted_on))
+            for name, result in recalibrated.items()
+            if isinstance(result.fitted, VectorScaling)
+        },
+        isotonic={
+            name: IsotonicNote(result.fitted, " and ".join(result.fitted_on))
+            for name, result in recalibrated.items()
+            if isinstance(result.fitted, IsotonicFit)
+        },
         chosen_sources=chosen,
         traces={m: list(read_trace(folder.method(m) / "trace.jsonl")) for m in trained},
         kept_steps={m: folder.notes(f"train/{m}")["kept_step"] for m in trained},
@@ -171,7 +191,8 @@ def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = N
     UQ4CT against each of them too, CALM against its ablations, plain fine-tuning against the model as it is. The
     chosen source of a method with routers against plain fine-tuning and the method's own softmax; its temperatures
     from router confidence against these and against plain fine-tuning with a temperature; its other recalibrations
-    against the same one of plain fine-tuning, as those of a method that averages over several passes.
+    against the same one of plain fine-tuning, as those of Laplace-LoRA and of a method that averages over several
+    passes. Vector scaling and isotonic regression against the temperature of the same method, fitted on the same data.
 
     Args:
         names: Methods, recalibrated ones included.
@@ -181,12 +202,14 @@ def pairs_worth_comparing(names: list[str], chosen: Mapping[str, str] | None = N
     wanted: list[tuple[str, str]] = [(ours, other) for ours in METHODS if ours not in PLAIN for other in plain]
     wanted += [("calm_uq4ct", "calm"), ("calm_uq4ct", "uq4ct")]
     wanted += [("calm", ablation) for ablation in CALM_ABLATIONS]
+    for kind in ("+vector_scaling", "+isotonic"):
+        wanted += [(name, name.replace(kind, "+temperature")) for name in names if kind in name]
     rows = {row_name(method, source): method for method, source in (chosen or {}).items()}
     for method in ROUTED_METHODS:
         wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]
         wanted += [(f"{method}+flc_temperature", other) for other in ("sft", method, "sft+temperature")]
     wanted += [(row, other) for row, method in rows.items() if row != method for other in ("sft", method)]
-    for method in SAMPLED_METHODS:
+    for method in (*SAMPLED_METHODS, "laplace"):
         wanted += [(name, f"sft{name.removeprefix(method)}") for name in names if name.startswith(f"{method}+")]
     wanted += [("sft", "base")]
     return [pair for pair in wanted if {*pair} <= {*names, *rows}]

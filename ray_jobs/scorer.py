@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from components.config import RunConfig
 from components.models.base import ResolvedModel
+from components.training.methods import prediction_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from components.data.prompts import EncodedQuestion
     from components.models.score_questions import SplitScores
+    from components.posthoc.laplace.posterior import Posterior
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,14 @@ class Scorer:
         from components.models.base import load_model
         from components.models.ensemble import is_ensemble, load_ensemble
         from components.models.scoring import ScoringModel
+        from components.posthoc.laplace.files import load_posterior
+        from components.posthoc.laplace.layers import lora_layers
         from ray_jobs.scorer_passes import passes_of
 
         model, head = load_model(spec.resolved, spec.config.model), None
         flc_over, method = spec.config.model.mixlora.flc_over, "base"
         members: list[dict[str, Tensor]] = []
+        self.posterior: Posterior | None = None
         if spec.adapter is not None:
             record = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")
             if is_ensemble(record):
@@ -68,6 +73,8 @@ class Scorer:
             # Averaged over the tokens that it was trained over, whatever the run file says by now.
             flc_over = record["adapter"].get("flc_over", flc_over)  # an adapter without routers has no such field
             method = str(record["method"])
+            if prediction_of(method) == "laplace":
+                self.posterior = load_posterior(spec.adapter, lora_layers(model))
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
         self.passes = passes_of(method, self.model, members, spec.config)
@@ -86,8 +93,19 @@ class Scorer:
         """
         from components.models.passes import score_by_passes
         from components.models.score_questions import score_questions
+        from components.posthoc.laplace.predict import score_with_posterior
 
         budget = self.spec.config.evaluation.batch_tokens
+        if self.posterior is not None:
+            return score_with_posterior(
+                self.model,
+                self.posterior,
+                questions,
+                pad_id=self.spec.pad_id,
+                token_budget=budget,
+                device=self.device,
+                on_progress=on_progress,
+            )
         score = partial(
             score_questions,
             head=self.head,

@@ -157,7 +157,19 @@ class Predictions:
         if bad.size:
             raise ValueError(f"temperature is {bad[0]}, but must be a positive number")
         per_question = np.broadcast_to(divisor, len(self))[:, None]
-        return replace(self, option_log_probs=self.option_log_probs / per_question, flc=None)
+        return self.rescored(self.option_log_probs / per_question)
+
+    def rescored(self, option_log_probs: FloatArray) -> Predictions:
+        """The same questions with other scores of their options; option mass stays, the softmax is the only source.
+
+        Args:
+            option_log_probs: Log-probabilities in nats, up to a constant per question, [n, K]; -inf where an option is
+                absent.
+
+        Raises:
+            ValueError: As for the class.
+        """
+        return replace(self, option_log_probs=option_log_probs, flc=None)
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:

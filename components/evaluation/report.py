@@ -32,12 +32,16 @@ from components.evaluation.tables import low_mass_warnings
 from components.evaluation.training_curves import Trace, training_curves
 from components.files import replacing, write_json
 from components.posthoc.flc_temperature import FlcTemperature
+from components.posthoc.isotonic import IsotonicFit
 from components.posthoc.temperature import FittedTemperature
+from components.posthoc.vector_scaling import VectorScaling
 
 RISKS = (0.05, 0.1, 0.2)
 """Error rates for which the report says how many questions can be answered."""
 FLC_LEVELS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Router confidences for which the report gives the temperature."""
+ISOTONIC_LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
+"""Confidences for which the report gives what the step function makes of them."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,22 @@ class TemperatureNote:
 
 
 @dataclass(frozen=True)
+class VectorScalingNote:
+    """Fitted scales and offsets and, in words, the data they were fitted on."""
+
+    fitted: VectorScaling
+    data: str
+
+
+@dataclass(frozen=True)
+class IsotonicNote:
+    """A fitted step function and, in words, the data it was fitted on."""
+
+    fitted: IsotonicFit
+    data: str
+
+
+@dataclass(frozen=True)
 class FlcTemperatureNote:
     """Temperatures from router confidence: the reference data in words, and their mean on each test split."""
 
@@ -88,6 +108,8 @@ class ReportInputs:
         comparisons: Rows of `summary.compare`.
         temperatures: By the name of the recalibrated method, e.g. `sft+temperature`.
         flc_temperatures: By the name of the recalibrated method, e.g. `uq4ct+flc_temperature`.
+        vector_scalings: By the name of the recalibrated method, e.g. `sft+vector_scaling`.
+        isotonic: By the name of the recalibrated method, e.g. `sft+isotonic`.
         chosen_sources: From `summary.choose_sources`.
         traces: Training trace by method.
         kept_steps: Step whose weights were kept, by method.
@@ -108,6 +130,8 @@ class ReportInputs:
     comparisons: Sequence[Mapping[str, Any]] = ()
     temperatures: Mapping[str, TemperatureNote] = field(default_factory=dict)
     flc_temperatures: Mapping[str, FlcTemperatureNote] = field(default_factory=dict)
+    vector_scalings: Mapping[str, VectorScalingNote] = field(default_factory=dict)
+    isotonic: Mapping[str, IsotonicNote] = field(default_factory=dict)
     chosen_sources: Mapping[str, str] = field(default_factory=dict)
     traces: Mapping[str, Trace] = field(default_factory=dict)
     kept_steps: Mapping[str, int] = field(default_factory=dict)
@@ -183,6 +207,7 @@ def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[st
         warnings=low_mass_warnings(summary),
         risks=RISKS,
         flc_levels=FLC_LEVELS,
+        isotonic_levels=ISOTONIC_LEVELS,
         coverage=_coverage(inputs),
         computed=_first_metrics(inputs)["computed"],
     )

@@ -136,6 +136,12 @@ def assumptions(plan: Plan) -> list[str]:
         "NCCL and fragmentation",
         f"{machine.tflops:g} TFLOP/s got through by each GPU (--tflops); communication, evaluation and checkpoints "
         "take no time",
+        *(
+            f"the posterior of {of.method.name}, fitted after training, is left out: a forward and a backward pass of "
+            "each training question"
+            for of in plan.methods
+            if of.method.prediction == "laplace"
+        ),
     ]
 
 

@@ -57,7 +57,7 @@ def fit_temperature(option_log_probs: NDArray[np.float64], gold: NDArray[np.int6
     """
     import torch
 
-    _check(option_log_probs, gold)
+    check_labelled(option_log_probs, gold)
     scores = torch.as_tensor(np.asarray(option_log_probs, dtype=np.float64))
     absent = scores.isneginf()
     # Shifting by the best option changes no probability and keeps scores / T within range at small T. Absent options
@@ -118,12 +118,21 @@ def _nll(scores: torch.Tensor, absent: torch.Tensor, target: torch.Tensor, log_t
     return torch.nn.functional.cross_entropy(scaled, target)
 
 
-def _check(option_log_probs: NDArray[np.float64], gold: NDArray[np.int64]) -> None:
+def check_labelled(option_log_probs: NDArray[np.float64], gold: NDArray[np.int64]) -> None:
+    """Refuses labelled questions that nothing can be fitted on.
+
+    Args:
+        option_log_probs: Scores of the options, [n, K]; -inf where an option is absent.
+        gold: Right option of each question, int [n].
+
+    Raises:
+        ValueError: Fewer than 2 questions, NaN or +inf, a question without options, gold at an absent option.
+    """
     scores, target = np.asarray(option_log_probs, dtype=np.float64), np.asarray(gold)
     if scores.ndim != 2 or target.shape != (len(scores),):
         raise ValueError(f"option_log_probs of shape {scores.shape} and gold of shape {target.shape} do not fit")
     if len(scores) < 2:
-        raise ValueError(f"a temperature needs at least 2 labelled questions, not {len(scores)}")
+        raise ValueError(f"a fit needs at least 2 labelled questions, not {len(scores)}")
     if not np.issubdtype(target.dtype, np.integer):
         raise ValueError(f"gold must hold integers (0-based option indices), not {target.dtype}")
     problems = {

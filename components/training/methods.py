@@ -75,6 +75,14 @@ METHODS: dict[MethodName, Method] = {
         Method("base", "none", "none", False, "the model as it is"),
         Method("sft", "lora", "cross_entropy", False, "fine-tuning by cross-entropy on the answers"),
         Method("calm", "lora", "cross_entropy", True, "bilevel: cross-entropy below, predictive entropy above"),
+        Method(
+            "laplace",
+            "lora",
+            "cross_entropy",
+            False,
+            "fine-tuning with weight decay, then a Gaussian posterior of the LoRA weights",
+            prediction="laplace",
+        ),
         Method("uq4ct", "mixlora", "uq4ct", False, "experts whose router learns how likely the answer is right"),
         Method("calm_uq4ct", "mixlora", "uq4ct", True, "bilevel: UQ4CT's loss below, predictive entropy above"),
         Method("label_smoothing", "lora", "label_smoothing", False, "cross-entropy against softened answers"),
@@ -92,3 +100,8 @@ METHODS: dict[MethodName, Method] = {
         ),
     )
 }
+
+
+def prediction_of(name: str) -> str:
+    """A method's `prediction`, by the name in an adapter folder, which may be that of a method not known here."""
+    return next((method.prediction for method in METHODS.values() if method.name == name), "point")

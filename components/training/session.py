@@ -182,10 +182,10 @@ class Session:
         config, scoring = self.job.config, self.module
         alpha = _trainable(self.head) if self.head is not None else {}
         theta = trainable_parameters(self.model)
-        sharding = config.resources.deepspeed
+        sharding, weight_decay = config.resources.deepspeed, config.weight_decay_of(self.job.method)
         if sharding is None:
             scoring.to(self.process.device)
-            groups = block_groups(alpha, theta, config.training.weight_decay)
+            groups = block_groups(alpha, theta, weight_decay)
             return TorchSpace(alpha, theta, torch.optim.AdamW(groups, lr=config.training.learning_rate))
 
         from components.training.deepspeed_engine import make_engine
@@ -196,7 +196,7 @@ class Session:
             theta,
             stage=sharding.stage,
             learning_rate=config.training.learning_rate,
-            weight_decay=config.training.weight_decay,
+            weight_decay=weight_decay,
             micro_batch_size=config.training.batch_size // self.process.world_size,
         )
         upper = torch.optim.AdamW(block_groups(alpha, {}), lr=config.calm.alpha_learning_rate) if alpha else None

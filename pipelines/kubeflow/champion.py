@@ -8,7 +8,7 @@ questions. The sources should bring questions that the champion was not trained 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from components.config import RunConfig
 from components.config_gate import CHAMPION, DriftConfig
@@ -22,6 +22,7 @@ from pipelines.kubeflow.steps import config_of, show, test_splits
 from pipelines.progress import Reporter
 
 if TYPE_CHECKING:
+    from components.config import RecalibrationName
     from pipelines.kubeflow.steps import Figures
 
 RAW = f"{CHAMPION}-unrecalibrated"
@@ -65,22 +66,20 @@ def recalibrated(found: dict[str, Predictions], kind: str, fitted: Path) -> dict
 
     Args:
         found: Predictions by split.
-        kind: `temperature` or `flc_temperature`.
+        kind: One of the run file's recalibrations.
         fitted: What was fitted, as the run left it.
 
     Raises:
-        CaltuneError: The file is missing, or speaks of router confidence that the predictions lack.
+        CaltuneError: The file is missing, is not of this kind, or speaks of router confidence that the predictions
+            lack.
     """
-    from components.posthoc.flc_temperature import FlcTemperature
+    from components.evaluation.recalibrate import apply, read_fitted
 
     content = read_json(fitted, remedy="register the model anew")
-    if kind == "temperature":
-        return {split: each.tempered(content["value"]) for split, each in found.items()}
-    function = FlcTemperature(content["log_temperatures"], content["levels"], content["n"])
-    routed = {split: each.flc for split, each in found.items() if each.flc is not None}
-    if len(routed) < len(found):
-        raise CaltuneError(f"{fitted}: the champion has no routers to take a confidence from; register it anew")
-    return {split: found[split].tempered(function.of(flc)) for split, flc in routed.items()}
+    try:
+        return apply(read_fitted(cast("RecalibrationName", kind), content), found)
+    except CaltuneError as problem:
+        raise CaltuneError(f"{fitted}: {problem}; register the model anew") from problem
 
 
 def decide(folder: str, champion: str | None, figures: Figures) -> tuple[bool, str]:

@@ -51,6 +51,15 @@ def test_baselines_are_compared_with_the_plain_methods_and_calm_with_its_ablatio
     ]
 
 
+def test_laplace_is_compared_with_plain_fine_tuning_and_the_model_as_it_is():
+    pairs = pairs_worth_comparing(["base", "sft", "sft+isotonic", "laplace", "laplace+isotonic"])
+    assert pairs == [
+        *[("laplace", other) for other in ("base", "sft", "sft+isotonic")],
+        ("laplace+isotonic", "sft+isotonic"),
+        ("sft", "base"),
+    ]
+
+
 def test_methods_that_average_are_compared_with_what_they_would_replace():
     names = ["base", "sft", "sft+temperature", "mc_dropout", "ensemble", "ensemble+temperature", "blob"]
     plain = ("base", "sft", "sft+temperature")
@@ -58,6 +67,14 @@ def test_methods_that_average_are_compared_with_what_they_would_replace():
         *[(method, other) for method in ("mc_dropout", "ensemble", "blob") for other in plain],
         ("ensemble+temperature", "sft+temperature"),
         ("sft", "base"),
+    ]
+
+
+def test_more_freedom_is_compared_with_the_temperature_fitted_on_the_same_data():
+    names = ["sft"] + [f"sft+{kind}{on}" for kind in ("temperature", "vector_scaling") for on in ("", "@both")]
+    assert pairs_worth_comparing(names) == [
+        ("sft+vector_scaling", "sft+temperature"),
+        ("sft+vector_scaling@both", "sft+temperature@both"),
     ]
 
 

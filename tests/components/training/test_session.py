@@ -183,6 +183,8 @@ def test_methods_with_a_head_stop_by_calms_rule(job, method):
     own = method in ("regularization", "iterate", "learned_ts")
     assert session.loop.stop.config.rule == ("keep_best" if own else "budget")
     assert (session.head is not None) == own
+
+
 def test_members_differ_in_their_initial_weights_alone(job):
     """The first is plain fine-tuning, bit for bit; the second begins at the same loss (B = 0) on the same questions."""
     plain, ensemble = job("members", "sft"), job("members", "ensemble")

@@ -12,6 +12,7 @@ import pytest
 from components.config_gate import DriftConfig
 from components.errors import CaltuneError, UsageError
 from components.evaluation.predictions import Predictions
+from components.posthoc.temperature import FittedTemperature
 from components.run_file import load_run_file, save_resolved
 from pipelines.k8s_job import Placement
 from pipelines.k8s_rules import refuse_problems
@@ -97,10 +98,22 @@ def test_the_prediction_log_decides_beside_the_labels(towns_run, tmp_path):
 def test_a_champions_temperature_is_applied(tmp_path):
     """At temperature 2 the odds of two options become their square root: 0.7 / 0.2 = 3.5 becomes 1.871."""
     fitted = tmp_path / "temperature.json"
-    fitted.write_text(json.dumps({"value": 2.0, "fitted_on": ["validation"]}))
+    found = FittedTemperature(2.0, nll_before=0.9, nll_after=0.8, n=4, iterations=3, converged=True)
+    fitted.write_text(json.dumps({**vars(found), "fitted_on": ["validation"]}))
     found = recalibrated({"id": predictions()}, "temperature", fitted)["id"]
     odds = np.exp(found.option_log_probs[0, 0] - found.option_log_probs[0, 1])
     assert odds == pytest.approx(np.sqrt(3.5))
+
+
+def test_a_champions_step_function_is_applied(tmp_path):
+    """Confidence .7 and .6 lie at the corners, which say .9 and .5."""
+    fitted = tmp_path / "isotonic.json"
+    fitted.write_text(json.dumps({"confidences": [0.6, 0.7], "accuracies": [0.5, 0.9], "n": 4, "fitted_on": ["a"]}))
+    found = recalibrated({"id": predictions()}, "isotonic", fitted)["id"]
+    np.testing.assert_allclose(found.confidence(), [0.9, 0.5])
+    fitted.write_text(json.dumps({"n": 4}))
+    with pytest.raises(CaltuneError, match=r"isotonic\.json.*'confidences'.*register"):
+        recalibrated({"id": predictions()}, "isotonic", fitted)
 
 
 def test_a_champions_temperature_by_router_is_each_questions_own(tmp_path):
