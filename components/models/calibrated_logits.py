@@ -1,4 +1,4 @@
-"""CALM's alpha at every generated token: a transformers `LogitsProcessor` for greedy decoding, sampling and beam search.
+"""CALM's alpha at every generated token: a transformers `LogitsProcessor` for greedy, sampled and beam decoding.
 
 Alpha acts on logits, and it matters that it does: with a temperature per token, z_y / tau_y + l_y of logits that were
 normalised first is another distribution, since the constant taken off is divided by another tau in each column. Greedy

@@ -82,7 +82,7 @@ def test_probabilities_are_those_of_the_evaluation(tiny_model: LlamaForCausalLM)
 def test_beams_are_ranked_by_calibrated_probability(tiny_model: LlamaForCausalLM) -> None:
     """The score of each beam is the evaluation's log-probability of its tokens.
 
-    Beam search hands log-probabilities to its processors; alpha put on them would give another score, see the last line.
+    Beam search hands log-probabilities to its processors; alpha put on them would give another, see the last lines.
     """
     head = moved_head()
     settings = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 6, "pad_token_id": 0}
