@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.evaluation.semantic.answers import (
@@ -14,6 +14,8 @@ from components.evaluation.semantic.answers import (
     normalise_answer,
     token_f1,
 )
+
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(
@@ -54,14 +56,14 @@ def test_token_f1_by_hand() -> None:
     assert best_token_f1("New York City", ["Boston", "New York"]) == pytest.approx(0.8)
 
 
-@settings(max_examples=30)
+@FEW
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_token_f1_is_symmetric_and_a_share(a: str, b: str) -> None:
     assert token_f1(a, b) == token_f1(b, a)
     assert 0 <= token_f1(a, b) <= 1
 
 
-@settings(max_examples=30)
+@FEW
 @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=4))
 def test_whatever_matches_exactly_matches_in_every_way(answer: str, aliases: list[str]) -> None:
     if exact_match(answer, aliases):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from components.evaluation.semantic.answers import normalise_answer
 from components.evaluation.semantic.clustering import OfflineClusterer, classes
+
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 CITIES = ["Paris", "paris!", "City of Paris", "Lutetia", "Rome", "the city of Rome", "", "New York", "New York City"]
 WORDS = st.lists(st.sampled_from(["red", "green", "blue", "a", "the", "Rome"]), max_size=4).map(" ".join)
@@ -33,7 +35,21 @@ def test_components_chain() -> None:
     assert classes(["x", "z", "q"], neighbours) == (1, 2, 0)
 
 
-@settings(max_examples=30)
+@FEW
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=9))
+def test_classes_are_connected_components(pairs: list[tuple[int, int]]) -> None:
+    """Against a closure by brute force; (0, 2), (1, 2) is where a later match would steal 2 from the class of 0."""
+    for edges in (pairs, [(0, 2), (1, 2)]):
+        label = list(range(7))
+        for _ in label:
+            for i, j in edges:
+                label[i] = label[j] = min(label[i], label[j])
+        assert classes(list("abcdefg"), lambda texts, edges=edges: edges) == tuple(
+            sorted(set(label)).index(k) for k in label
+        )
+
+
+@FEW
 @given(st.lists(WORDS, max_size=8), st.lists(WORDS.filter(bool), min_size=1, max_size=3), st.randoms())
 def test_order_has_no_say(answers: list[str], aliases: list[str], shuffler: random.Random) -> None:
     """Each answer's class number is the same in every order, so ties in size are broken alike too."""
@@ -43,7 +59,7 @@ def test_order_has_no_say(answers: list[str], aliases: list[str], shuffler: rand
     assert OfflineClusterer()("?", aliases, shuffled) == tuple(number[answer] for answer in shuffled)
 
 
-@settings(max_examples=30)
+@FEW
 @given(st.lists(WORDS, min_size=1, max_size=8), st.lists(WORDS.filter(bool), min_size=1, max_size=3))
 def test_a_partition_numbered_by_smallest_members(answers: list[str], aliases: list[str]) -> None:
     """Every answer has one class, equal texts have the same, and more answers never divide a class."""

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import entropy
 
@@ -23,6 +23,8 @@ from components.evaluation.semantic.confidence import (
     semantic_calibration_error,
     semantic_entropy,
 )
+
+FEW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 SCORES = (sem1, sem2, semantic_entropy, miller_madow_entropy, relative_certainty)
 
@@ -103,7 +105,7 @@ def test_sem_ece_of_a_calibrated_sampler_tends_to_zero() -> None:
     assert semantic_calibration_error(classes, np.ones(4000)) > 0.15
 
 
-@settings(max_examples=30)
+@FEW
 @given(st.lists(SAMPLES, min_size=1, max_size=6), st.randoms())
 def test_sem_ece_is_the_ece_of_each_estimator(samples: list[list[int]], chooser: random.Random) -> None:
     correct = [chooser.random() < 0.5 for _ in samples]
@@ -112,7 +114,7 @@ def test_sem_ece_is_the_ece_of_each_estimator(samples: list[list[int]], chooser:
         assert semantic_calibration_error(samples, correct, estimator=name) == plain
 
 
-@settings(max_examples=30)
+@FEW
 @given(SAMPLES, st.randoms())
 def test_order_has_no_say(classes: list[int], shuffler: random.Random) -> None:
     shuffled = classes.copy()
@@ -120,7 +122,7 @@ def test_order_has_no_say(classes: list[int], shuffler: random.Random) -> None:
     assert [score(shuffled) for score in SCORES] == [score(classes) for score in SCORES]
 
 
-@settings(max_examples=30)
+@FEW
 @given(SAMPLES)
 def test_against_scipy_and_in_range(classes: list[int]) -> None:
     shares = np.bincount(classes) / len(classes)
