@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from components.config_base import Fraction, Positive, Strict
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
+from components.config_generation import GenerationConfig, open_ended_misfit
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
 
@@ -191,6 +192,7 @@ class RunConfig(Strict):
     calm: CalmConfig = CalmConfig()
     uq4ct: Uq4ctConfig = Uq4ctConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    generation: GenerationConfig = GenerationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
     tune: TuneConfig | None = None
@@ -218,6 +220,8 @@ class RunConfig(Strict):
             and {"calm", "calm_uq4ct"} & set(self.methods)
         ):
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
+        if problem := open_ended_misfit(self):
+            raise ValueError(problem)
         self._check_workers()
         if self.tune is not None:
             if self.tune.method not in self.methods:
