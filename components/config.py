@@ -16,6 +16,7 @@ from components.config_baselines import CftConfig, IterateConfig, LabelSmoothing
 from components.config_bayes import BlobAdapterConfig, BlobConfig, EnsembleConfig, McDropoutConfig
 from components.config_data import DataConfig
 from components.config_gate import DriftConfig, GateConfig
+from components.config_generation import GenerationConfig, open_ended_misfit
 from components.config_laplace import LaplaceConfig
 from components.config_methods import CalmConfig, Uq4ctConfig
 from components.config_tune import TuneConfig, check_space
@@ -212,6 +213,7 @@ class RunConfig(Strict):
     blob: BlobConfig = BlobConfig()
     laplace: LaplaceConfig = LaplaceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    generation: GenerationConfig = GenerationConfig()
     resources: ResourcesConfig = ResourcesConfig()
     tracking: TrackingConfig = TrackingConfig()
     tune: TuneConfig | None = None
@@ -237,6 +239,8 @@ class RunConfig(Strict):
             raise ValueError(f"calm.stop.split is '{self.calm.stop.split}' but data.heldout_groups is empty")
         if "laplace" in self.methods and self.model.adapter.kind != "lora":
             raise ValueError("'laplace' is a posterior of LoRA weights: it needs model.adapter.kind 'lora'")
+        if problem := open_ended_misfit(self):
+            raise ValueError(problem)
         self._check_workers()
         self._check_sampled_methods()
         if self.tune is not None:

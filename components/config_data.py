@@ -77,6 +77,9 @@ class SourceConfig(Strict):
     """For `hub`: the split to read."""
     revision: str | None = None
     """For `hub`: branch, tag or commit."""
+    rows: Literal["choices", "open"] = Field("choices", exclude_if=lambda value: value == "choices")
+    """`choices`: multiple-choice rows. `open`: rows with accepted answers instead, which the model answers in its own
+    words; see `generation`. Left at `choices`, it is not part of the resolved file."""
     columns: ColumnMapping | None = None
     """Column mapping; for `file` only when the columns are not the standard ones."""
     groups: list[str] | None = None
@@ -88,6 +91,8 @@ class SourceConfig(Strict):
     def _kind_has_its_fields(self) -> SourceConfig:
         if self.kind == "facts" and self.domain is None:
             raise ValueError("kind 'facts' needs 'domain' (geography or chemistry)")
+        if self.kind == "facts" and self.rows != "choices":
+            raise ValueError("the facts are multiple-choice; 'rows: open' is for kinds 'file' and 'hub'")
         if self.kind == "file" and self.path is None:
             raise ValueError("kind 'file' needs 'path'")
         if self.kind == "hub" and (self.preset is None) == (self.repository is None):

@@ -5,6 +5,7 @@ Every stage leaves its result in the run folder before the next begins, so a run
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from components.config import HEAD_METHODS, MethodName, RecalibrationName, RunConfig
 from components.errors import UsageError
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
-from components.evaluation.predictions import SOFTMAX, Predictions, read_predictions, write_predictions
+from components.evaluation.open_predictions import AnyPredictions, read_any_predictions, write_any_predictions
+from components.evaluation.predictions import Predictions
 from components.files import write_json
 from components.storage import joined
 from components.tracking.logger import Logger, ending
@@ -142,7 +144,7 @@ class Calibration:
 
     def evaluate(
         self, method: str, data: PreparedData, resolved: ResolvedModel, adapter: Path | None
-    ) -> dict[str, Predictions]:
+    ) -> dict[str, AnyPredictions]:
         """Stage `evaluate`: predictions and metrics of a method on its `evaluated_splits`.
 
         Args:
@@ -167,15 +169,17 @@ class Calibration:
                     "another run name"
                 )
             folders = {split: self._split_folder(method, split) for split in splits}
-            return {split: read_predictions(folder / "predictions.parquet") for split, folder in folders.items()}
+            return {split: read_any_predictions(folder / "predictions.parquet") for split, folder in folders.items()}
         from ray_jobs.evaluate import EvaluationJob, evaluate
 
         total = sum(len(data.splits[split]) for split in splits)
         with self.folder.stage(stage) as notes, self.reporter.task(f"evaluate {method}", total) as advance:
             notes["adapter"] = fingerprint
-            job = EvaluationJob(self.config, data, resolved, adapter, splits)
+            kept = self.folder.method(method) / "generated"
+            job = EvaluationJob(self.config, data, resolved, adapter, splits, kept)
             found = evaluate(job, lambda done: advance(done, ""))
             self.keep(method, found, data)
+        shutil.rmtree(kept, ignore_errors=True)  # the predictions hold all of it
         return found
 
     def evaluated_splits(self, method: str, data: PreparedData) -> list[str]:
@@ -186,7 +190,7 @@ class Calibration:
             name for name in data.splits if name not in ("train", "calibration") or (name == "calibration" and read)
         ]
 
-    def keep(self, name: str, found: Mapping[str, Predictions], data: PreparedData) -> None:
+    def keep(self, name: str, found: Mapping[str, AnyPredictions], data: PreparedData) -> None:
         """Writes predictions and metrics of a method, recalibrated or not, and logs the figures.
 
         The inputs of `calibration` count as unlabelled, so no metric is computed on them.
@@ -195,23 +199,26 @@ class Calibration:
         with ending(logger):
             for split, predictions in found.items():
                 folder = self._split_folder(name, split)
-                write_predictions(folder / "predictions.parquet", predictions)
+                write_any_predictions(folder / "predictions.parquet", predictions)
                 if split == "calibration":
                     continue
-                metrics = evaluate_predictions(
-                    predictions, self.config.evaluation, self.config.seed, data_hash=data.splits[split].content_hash
-                )
+                of_split = data.splits[split]
+                judged = self.config.evaluation
+                if of_split.open_ended:
+                    judged = judged.model_copy(update={"bins": self.config.generation.bins})
+                metrics = evaluate_predictions(predictions, judged, self.config.seed, data_hash=of_split.content_hash)
                 write_metrics(folder / "metrics.json", metrics)
                 logger.log_artifact(folder / "metrics.json", f"evaluation/{split}/metrics.json")
+                primary = predictions.sources[0]
                 figures = {
-                    f"{split}/{metric}" if source == SOFTMAX else f"{split}/{source}_{metric}": of["value"]
+                    f"{split}/{metric}" if source == primary else f"{split}/{source}_{metric}": of["value"]
                     for source, block in metrics["sources"].items()
                     for metric, of in block.items()
                 }
                 logger.log_metrics({name: value for name, value in figures.items() if value is not None}, 0)
 
     def recalibrate(
-        self, method: MethodName, found: Mapping[str, Predictions], data: PreparedData
+        self, method: MethodName, found: Mapping[str, AnyPredictions], data: PreparedData
     ) -> dict[str, Recalibrated]:
         """Stage `recalibrate`: every one of the method's `recalibrations`, by the name its result gets."""
         from components.evaluation.recalibrate import recalibrate
@@ -219,7 +226,8 @@ class Calibration:
         results = {}
         for name, (kind, splits) in self.recalibrations(method, data).items():
             with self.folder.stage(f"recalibrate/{name}") as notes:
-                result = recalibrate(kind, found, splits)
+                among_options = {split: of for split, of in found.items() if isinstance(of, Predictions)}
+                result = recalibrate(kind, among_options, splits)
                 notes["fitted_on"] = list(splits)
                 write_json(self.folder.method(name) / f"{kind}.json", {**vars(result.fitted), **notes})
                 self.keep(name, result.predictions, data)

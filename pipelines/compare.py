@@ -9,7 +9,7 @@ from typing import Any
 
 from components.errors import UsageError
 from components.evaluation.metrics_file import read_metrics
-from components.evaluation.predictions import Predictions, read_predictions
+from components.evaluation.open_predictions import AnyPredictions, read_any_predictions
 from components.evaluation.summary import compare, summarise
 from components.run_file import load_run_file
 from pipelines.run_folder import RUN_FILE
@@ -29,12 +29,12 @@ def compare_runs(folders: Sequence[Path]) -> dict[str, Any]:
     Raises:
         UsageError: A folder is no run or holds no evaluation.
     """
-    predictions: dict[str, dict[str, Predictions]] = {}
+    predictions: dict[str, dict[str, AnyPredictions]] = {}
     metrics: dict[str, dict[str, Any]] = {}
     for folder in folders:
         for method, splits in _evaluations(folder).items():
             name = method if len(folders) == 1 else f"{folder.name}/{method}"
-            predictions[name] = {s: read_predictions(path / "predictions.parquet") for s, path in splits.items()}
+            predictions[name] = {s: read_any_predictions(path / "predictions.parquet") for s, path in splits.items()}
             metrics[name] = {s: read_metrics(path / "metrics.json") for s, path in splits.items()}
     config = load_run_file(folders[0] / RUN_FILE)
     rows = []
@@ -59,5 +59,6 @@ def _evaluations(folder: Path) -> dict[str, dict[str, Path]]:
     return found
 
 
-def _same_questions(predictions: dict[str, dict[str, Predictions]], a: str, b: str) -> list[str]:
-    return [s for s in predictions[a] if s in predictions[b] and predictions[a][s].ids == predictions[b][s].ids]
+def _same_questions(predictions: dict[str, dict[str, AnyPredictions]], a: str, b: str) -> list[str]:
+    both = {s: (predictions[a][s], predictions[b][s]) for s in predictions[a] if s in predictions[b]}
+    return [s for s, (one, other) in both.items() if type(one) is type(other) and one.ids == other.ids]

@@ -13,7 +13,8 @@ from components.config import ROUTED_METHODS, SAMPLED_METHODS, MethodName, RunCo
 from components.errors import UsageError
 from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
-from components.evaluation.predictions import FLC, Predictions
+from components.evaluation.open_predictions import AnyPredictions
+from components.evaluation.predictions import FLC
 from components.evaluation.recalibrate import Recalibrated
 from components.evaluation.report import (
     FlcTemperatureNote,
@@ -76,13 +77,13 @@ def run(config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter:
         CaltuneError: A stage failed; what was done before stands in the run folder.
     """
     with opened(config, base_folder, on_existing, reporter) as (stages, data, resolved):
-        found: dict[str, dict[str, Predictions]] = {}
+        found: dict[str, dict[str, AnyPredictions]] = {}
         recalibrated: dict[str, Recalibrated] = {}
         for method in config.methods:
             stages.train(method, resolved, resume=on_existing == "resume")
             found[method] = evaluate_method(stages, method, data, resolved)
             for name, result in stages.recalibrate(method, found[method], data).items():
-                found[name], recalibrated[name] = result.predictions, result
+                found[name], recalibrated[name] = dict(result.predictions), result
         with stages.folder.stage("report"):
             return _report(stages, data, found, recalibrated)
 
@@ -113,7 +114,7 @@ def opened(
 
 def evaluate_method(
     stages: Calibration, method: MethodName, data: PreparedData, resolved: ResolvedModel
-) -> dict[str, Predictions]:
+) -> dict[str, AnyPredictions]:
     """Predictions of one of the run's methods, with its adapter where it trains one."""
     adapter = stages.folder.method(method) / "adapter" if METHODS[method].trains_adapter else None
     return stages.evaluate(method, data, resolved, adapter)
@@ -122,7 +123,7 @@ def evaluate_method(
 def _report(
     stages: Calibration,
     data: PreparedData,
-    found: dict[str, dict[str, Predictions]],
+    found: dict[str, dict[str, AnyPredictions]],
     recalibrated: dict[str, Recalibrated],
 ) -> RunResult:
     config, folder = stages.config, stages.folder
@@ -172,7 +173,7 @@ def _report(
 
 
 def _flc_temperatures(
-    tested: Mapping[str, Mapping[str, Predictions]], recalibrated: Mapping[str, Recalibrated]
+    tested: Mapping[str, Mapping[str, AnyPredictions]], recalibrated: Mapping[str, Recalibrated]
 ) -> dict[str, FlcTemperatureNote]:
     """What the report says of temperatures from router confidence, by the name of the recalibrated method."""
     notes = {}

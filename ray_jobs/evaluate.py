@@ -8,7 +8,8 @@ from pathlib import Path
 
 from components.config import RunConfig
 from components.data.prepare import PreparedData
-from components.evaluation.predictions import Predictions
+from components.errors import UsageError
+from components.evaluation.open_predictions import AnyPredictions
 from components.models.base import ResolvedModel
 
 
@@ -22,6 +23,7 @@ class EvaluationJob:
         resolved: The base model.
         adapter: An adapter folder; None for the base model alone.
         splits: Names of the splits to score.
+        kept: A folder for generated answers, from which an evaluation that was broken off goes on.
     """
 
     config: RunConfig
@@ -29,13 +31,15 @@ class EvaluationJob:
     resolved: ResolvedModel
     adapter: Path | None
     splits: Sequence[str]
+    kept: Path | None = None
 
 
-def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str, Predictions]:
-    """Scores every question of the splits.
+def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str, AnyPredictions]:
+    """Scores every multiple-choice question of the splits, and has every open-ended one answered.
 
-    One actor and no GPU: in this process. Otherwise through Ray Data, which puts each actor where its cores, and with
-    `resources.use_gpu` its GPU, are. The batches are the same either way, and so are the results.
+    Scoring with one actor and no GPU: in this process. Otherwise through Ray Data, which puts each actor where its
+    cores, and with `resources.use_gpu` its GPU, are. The batches are the same either way, and so are the results.
+    Answers are generated in this process, on its GPU with `resources.use_gpu`.
 
     Args:
         job: What to evaluate.
@@ -50,6 +54,7 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
         FloatingPointError: A score is NaN.
     """
     from components.data.prompts import PromptEncoder
+    from components.evaluation.judge_answers import clusterer_of, judge_answers
     from components.evaluation.score_split import predictions_of
     from components.models.base import load_tokenizer
     from ray_jobs.evaluation_actors import score_on_actors
@@ -61,9 +66,37 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
     encoded = {split: encoder.encode_all(job.data.splits[split].questions) for split in job.splits}
     adapter = None if job.adapter is None else job.adapter.resolve()  # an actor has a current folder of its own
     spec = ScorerSpec(config, job.resolved, adapter, int(tokenizer.pad_token_id))  # type: ignore[arg-type]
-    if config.evaluation.actors > 1 or config.resources.use_gpu:
+    open_ended = {split: encoded.pop(split) for split in job.splits if job.data.splits[split].open_ended}
+    own: Scorer | None = None
+    found: dict[str, AnyPredictions] = {}
+    if encoded and (config.evaluation.actors > 1 or config.resources.use_gpu):
         scores = score_on_actors(spec, encoded, on_progress)
     else:
-        scorer = Scorer(spec, "cpu")
-        scores = {split: scorer.scores(questions, on_progress) for split, questions in encoded.items()}
-    return {split: predictions_of(job.data.splits[split].questions, scores[split]) for split in job.splits}
+        own = Scorer(spec, "cpu") if encoded or not config.resources.use_gpu else None
+        scores = {split: own.scores(questions, on_progress) for split, questions in encoded.items() if own is not None}
+    for split, of in scores.items():
+        found[split] = predictions_of(job.data.splits[split].with_choices, of)
+    if open_ended:
+        answering = own or Scorer(spec, gpu())
+        clusterer = clusterer_of(config.generation, answering.device)
+        for split, prompts in open_ended.items():
+            answers, flc = answering.answers(prompts, job.kept, on_progress)
+            asked = job.data.splits[split].without_choices
+            found[split] = judge_answers(asked, answers, config.generation, clusterer, flc)
+    return {split: found[split] for split in job.splits}
+
+
+def gpu() -> str:
+    """The GPU of this process.
+
+    Raises:
+        UsageError: There is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "resources.use_gpu is true, but the process that has open-ended questions answered sees no GPU; start "
+            "caltune on a machine with one, or set it to false"
+        )
+    return "cuda"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from components.data.prompts import EncodedQuestion
+    from components.evaluation.checks import FloatArray
+    from components.models.generate import Answers
     from components.models.score_questions import SplitScores
     from components.posthoc.laplace.posterior import Posterior
 
@@ -124,3 +126,52 @@ class Scorer:
             token_budget=budget,
             on_progress=on_progress,
         )
+
+    def answers(
+        self,
+        questions: Sequence[EncodedQuestion],
+        kept: Path | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> tuple[list[Answers], FloatArray | None]:
+        """Has open-ended questions answered, greedily and by samples, under the calibrated distribution.
+
+        Args:
+            questions: At least one.
+            kept: A folder for answers by chunks; what is found there of the same model is taken.
+            on_progress: Called with the number of questions done since the last call.
+
+        Returns:
+            Answers, and for a model with routers their confidence in each prompt, [n].
+
+        Raises:
+            ModelError: A prompt leaves the model no room for an answer.
+            FloatingPointError: A log-probability or a router's confidence is NaN.
+        """
+        from components.evaluation.score_split import without_rounding
+        from components.models.base import load_tokenizer
+        from components.models.generate import Generator, Settings
+
+        config, resolved = self.spec.config, self.spec.resolved
+        wanted = config.generation
+        settings = Settings(wanted.samples, wanted.max_new_tokens, config.seed, wanted.rows)
+        tokenizer = load_tokenizer(resolved, config.model)
+        generator = Generator(self.model.model, self.head, tokenizer, settings, self.device)
+        found = generator.answer(questions, kept=kept, key=self._identity(), on_progress=on_progress)
+        routed = self.scores(questions).flc if self.has_routers else None
+        return found, without_rounding(routed)
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether the model states a router confidence."""
+        from components.models.mixlora.inject import recorder_of
+
+        return recorder_of(self.model) is not None
+
+    def _identity(self) -> str:
+        """Names the weights: of the base model and of the adapter."""
+        from components.models.adapter_checks import METADATA_FILE
+        from components.models.smollm2 import sha256_of
+
+        spec = self.spec
+        adapter = "" if spec.adapter is None else sha256_of(spec.adapter / METADATA_FILE)
+        return "/".join([spec.resolved.path_or_id, spec.resolved.revision or "", spec.config.model.dtype, adapter])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from components.config import RunConfig
 from components.config_data import DataConfig, SourceConfig
-from components.data.files import read_questions
+from components.data.files import read_open_questions, read_questions
 from components.data.rows import make_set
 from components.data.sampling import draw
-from components.data.schema import QuestionSet
+from components.data.schema import AnyQuestion, QuestionSet
 from components.data.sources import load_source
 from components.data.splits import Overlap, divide, entity_of, find_overlaps
 from components.errors import DataError
@@ -169,12 +169,16 @@ def _describe(split: QuestionSet) -> dict[str, object]:
         "groups": dict(Counter(question.group for question in split if question.group is not None)),
         "oddities": dict(split.oddities),
         "source": split.source,
+        **({"rows": "open"} if split.open_ended else {}),
     }
 
 
 def _load_split(folder: Path, name: str, entry: Mapping[str, object]) -> QuestionSet:
     path = folder / f"{name}.jsonl"
-    questions = read_questions(path, None, name).questions if entry["n"] else ()
+    questions: tuple[AnyQuestion, ...] = ()
+    if entry["n"]:
+        is_open = entry.get("rows") == "open"
+        questions = read_open_questions(path, None, name) if is_open else read_questions(path, None, name).questions
     split = make_set(name, questions, str(entry["source"]))
     if split.content_hash != entry["hash"]:
         raise DataError(path, None, None, "is not what the manifest describes", "prepare the data again")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from components.config_data import PromptConfig
-from components.data.schema import Question
+from components.data.schema import AnyQuestion, OpenQuestion, Question
 from components.errors import CaltuneError
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class EncodedQuestion:
     Attributes:
         id: The question's id.
         prompt: Ids of the prompt, BOS included where the model uses one.
-        options: Ids of each option, to be read after the prompt.
+        options: Ids of each option, to be read after the prompt. Of an open-ended question there is one, its first
+            accepted answer and the token that ends it.
         answer: 0-based index of the right option.
     """
 
@@ -48,7 +49,7 @@ class EncodedQuestion:
         return len(self.prompt) + sum(len(option) - 1 for option in self.options)
 
 
-def render_prompt(question: Question, config: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> str:
+def render_prompt(question: AnyQuestion, config: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text before the answer, chat template included.
 
     Args:
@@ -60,9 +61,13 @@ def render_prompt(question: Question, config: PromptConfig, tokenizer: PreTraine
         The prompt; whatever the model says next is the answer.
 
     Raises:
-        PromptError: Style `chat` with a tokenizer that has no chat template.
+        PromptError: Style `chat` with a tokenizer that has no chat template, or a template that lists options for an
+            open-ended question.
     """
-    options = "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(question.choices))
+    if isinstance(question, OpenQuestion) and "{options}" in config.template:
+        raise PromptError(f"question '{question.id}' is open-ended, but data.prompt.template lists options")
+    choices = question.choices if isinstance(question, Question) else ()
+    options = "\n".join(f"{LETTERS[i]}. {choice}" for i, choice in enumerate(choices))
     # In one pass, not with str.format or one replace after another: all three texts may contain braces of their own.
     fields = {"{question}": question.question, "{options}": options}
     body = re.sub(r"\{question\}|\{options\}", lambda field: fields[field.group()], config.template)
@@ -104,33 +109,40 @@ class PromptEncoder:
             return self._bos + ids
         return ids
 
-    def encode(self, question: Question) -> EncodedQuestion:
-        """Encodes one question with all of its options.
+    def encode(self, question: AnyQuestion) -> EncodedQuestion:
+        """Encodes one question with all of its options, or with the answer that an open-ended one is trained on.
 
         Raises:
             PromptError: A row longer than `max_length`, an option without tokens of its own, or letters that do not
                 stand for one distinct token each.
         """
         prompt_text = render_prompt(question, self.config, self.tokenizer)
-        answers = question.choices if self.config.scoring == "text" else tuple(LETTERS[: len(question.choices)])
         prompt = self._ids(prompt_text)
-        options = tuple(self._continuation(question, prompt_text, prompt, answer) for answer in answers)
-        if self.config.scoring == "letter":
-            self._check_letters(question, options)
+        if isinstance(question, OpenQuestion):
+            # A model that does not learn to end an answer goes on talking behind it.
+            end = () if self.tokenizer.eos_token_id is None else (int(self.tokenizer.eos_token_id),)  # type: ignore[arg-type]
+            options = (self._continuation(question, prompt_text, prompt, question.answers[0]) + end,)
+        else:
+            letters = tuple(LETTERS[: len(question.choices)])
+            answers = question.choices if self.config.scoring == "text" else letters
+            options = tuple(self._continuation(question, prompt_text, prompt, answer) for answer in answers)
+            if self.config.scoring == "letter":
+                self._check_letters(question, options)
         longest = len(prompt) + max(len(option) for option in options)
         if longest > self.max_length:
             raise PromptError(
                 f"question '{question.id}' is {longest} tokens long, data.max_length is {self.max_length}: "
                 "raise it or drop the question"
             )
-        return EncodedQuestion(question.id, prompt, options, question.answer)
+        answer = question.answer if isinstance(question, Question) else 0
+        return EncodedQuestion(question.id, prompt, options, answer)
 
-    def encode_all(self, questions: Sequence[Question]) -> list[EncodedQuestion]:
+    def encode_all(self, questions: Sequence[AnyQuestion]) -> list[EncodedQuestion]:
         """Encodes questions in order."""
         return [self.encode(question) for question in questions]
 
     def _continuation(
-        self, question: Question, prompt_text: str, prompt: tuple[int, ...], answer: str
+        self, question: AnyQuestion, prompt_text: str, prompt: tuple[int, ...], answer: str
     ) -> tuple[int, ...]:
         whole = self._ids(prompt_text + self.config.delimiter + answer)
         if whole[: len(prompt)] != prompt:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from components.config_data import ColumnMapping
-from components.data.schema import OpenQuestion, Question, QuestionSet
+from components.data.schema import AnyQuestion, OpenQuestion, Question, QuestionSet
 from components.errors import DataError
 
 MAX_CHOICES = 26
@@ -99,15 +99,22 @@ def to_open_questions(
     return tuple(questions)
 
 
-def count_oddities(questions: Iterable[Question]) -> dict[str, int]:
+def count_oddities(questions: Iterable[AnyQuestion]) -> dict[str, int]:
     """Rows that are legal but unusual, by kind; kinds that do not occur are left out.
 
     "Equal" is up to case and spaces (`normalise`) unless the kind says exactly. `3 choices`, `5 choices` and so on
-    count the rows whose number of choices is not four.
+    count the rows whose number of choices is not four. Of open-ended rows, which name a thing in many ways, only outer
+    spaces and repeated questions are counted.
     """
     counts: Counter[str] = Counter()
     seen: set[tuple[str, ...]] = set()
     for question in questions:
+        if isinstance(question, OpenQuestion):
+            key: tuple[str, ...] = (normalise(question.question),)
+            counts["outer spaces"] += question.question != question.question.strip()
+            counts["repeated question"] += key in seen
+            seen.add(key)
+            continue
         plain = [normalise(text) for text in question.choices]
         texts = (question.question, *question.choices)
         key = (normalise(question.question), *plain)
@@ -121,7 +128,7 @@ def count_oddities(questions: Iterable[Question]) -> dict[str, int]:
     return {kind: count for kind, count in sorted(counts.items()) if count}
 
 
-def make_set(name: str, questions: Iterable[Question], source: str) -> QuestionSet:
+def make_set(name: str, questions: Iterable[AnyQuestion], source: str) -> QuestionSet:
     """A set with its oddities counted."""
     kept = tuple(questions)
     return QuestionSet(name=name, questions=kept, oddities=count_oddities(kept), source=source)

@@ -6,10 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from components.data.schema import Question
+from components.data.schema import AnyQuestion
 
 
-def draw(questions: Sequence[Question], n: int, seed: int) -> tuple[Question, ...]:
+def draw(questions: Sequence[AnyQuestion], n: int, seed: int) -> tuple[AnyQuestion, ...]:
     """At most n questions, each group in proportion to its size, in the order given.
 
     The draw depends on seed, questions and n only.
@@ -20,8 +20,8 @@ def draw(questions: Sequence[Question], n: int, seed: int) -> tuple[Question, ..
 
 
 def draw_by_shares(
-    questions: Sequence[Question], n: int, shares: Mapping[str | None, int], rng: random.Random
-) -> tuple[Question, ...]:
+    questions: Sequence[AnyQuestion], n: int, shares: Mapping[str | None, int], rng: random.Random
+) -> tuple[AnyQuestion, ...]:
     """At most n questions, groups in proportion to `shares` as far as there are enough, in the order given."""
     if n >= len(questions):
         return tuple(questions)

@@ -63,27 +63,45 @@ class OpenQuestion:
         return row
 
 
+AnyQuestion = Question | OpenQuestion
+
+
 @dataclass(frozen=True)
 class QuestionSet:
     """Questions in a fixed order under one name.
 
     Attributes:
         name: Split name, e.g. `train`, `id`, `ood`.
-        questions: The questions.
+        questions: The questions, all multiple-choice or all open-ended.
         oddities: Counts of legal but unusual rows by kind, e.g. `{"duplicate choices": 3}`.
         source: Where they came from, in words for reports.
     """
 
     name: str
-    questions: tuple[Question, ...]
+    questions: tuple[AnyQuestion, ...]
     oddities: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
 
     def __len__(self) -> int:
         return len(self.questions)
 
-    def __iter__(self) -> Iterator[Question]:
+    def __iter__(self) -> Iterator[AnyQuestion]:
         return iter(self.questions)
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether the questions are to be answered in the model's own words."""
+        return any(isinstance(question, OpenQuestion) for question in self.questions)
+
+    @property
+    def with_choices(self) -> tuple[Question, ...]:
+        """The multiple-choice questions: all or none of them."""
+        return tuple(question for question in self.questions if isinstance(question, Question))
+
+    @property
+    def without_choices(self) -> tuple[OpenQuestion, ...]:
+        """The open-ended questions: all or none of them."""
+        return tuple(question for question in self.questions if isinstance(question, OpenQuestion))
 
     @property
     def content_hash(self) -> str:

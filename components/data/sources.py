@@ -7,12 +7,12 @@ from pathlib import Path
 
 from components.config_data import SourceConfig
 from components.data.facts.builder import build_facts
-from components.data.files import read_questions
-from components.data.hub import read_hub_questions
+from components.data.files import read_open_questions, read_questions
+from components.data.hub import read_hub_open_questions, read_hub_questions
 from components.data.presets import SUBJECT_GROUPS
 from components.data.rows import make_set
 from components.data.sampling import draw
-from components.data.schema import Question, QuestionSet
+from components.data.schema import AnyQuestion, QuestionSet
 from components.errors import DataError
 
 
@@ -31,12 +31,7 @@ def load_source(config: SourceConfig, seed: int, name: str, base_folder: Path) -
     Raises:
         DataError: The source cannot be read, a row is malformed, or a named group does not occur.
     """
-    if config.kind == "facts":
-        whole = build_facts(str(config.domain), seed, config.groups)
-    elif config.kind == "file":
-        whole = read_questions(base_folder / Path(str(config.path)), config.columns, name)
-    else:
-        whole = read_hub_questions(config, name)
+    whole = _read(config, seed, name, base_folder)
     questions = whole.questions
     if config.groups is not None:
         questions = keep_groups(questions, config.groups, whole.source)
@@ -45,7 +40,20 @@ def load_source(config: SourceConfig, seed: int, name: str, base_folder: Path) -
     return make_set(name, questions, whole.source)
 
 
-def keep_groups(questions: Sequence[Question], groups: Sequence[str], source: str) -> tuple[Question, ...]:
+def _read(config: SourceConfig, seed: int, name: str, base_folder: Path) -> QuestionSet:
+    path = base_folder / Path(str(config.path))
+    if config.kind == "facts":
+        return build_facts(str(config.domain), seed, config.groups)
+    if config.rows == "open":
+        from_file = config.kind == "file"
+        rows = read_open_questions(path, config.columns, name) if from_file else read_hub_open_questions(config)
+        return make_set(name, rows, str(path) if from_file else config.preset or str(config.repository))
+    if config.kind == "file":
+        return read_questions(path, config.columns, name)
+    return read_hub_questions(config, name)
+
+
+def keep_groups(questions: Sequence[AnyQuestion], groups: Sequence[str], source: str) -> tuple[AnyQuestion, ...]:
     """Questions of the named groups; `cs`, `eng`, `law` and `health` also stand for their MMLU subjects.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from components.config_data import SplitSizes
 from components.data.rows import make_set, normalise
 from components.data.sampling import draw_by_shares
-from components.data.schema import Question, QuestionSet
+from components.data.schema import AnyQuestion, Question, QuestionSet
 from components.errors import DataError
 
 CALIBRATION_PER_TRAIN = 0.25
@@ -26,7 +26,7 @@ class Overlap:
         first: The earlier split.
         second: The later split.
         questions: Distinct question texts, equal up to case and spaces, that both hold.
-        same_choices: Those of them with the same set of choices, too.
+        same_choices: Those of them with the same set of choices (of accepted answers, if open-ended), too.
         pairs: Ids of the rows, (in first, in second), every combination.
     """
 
@@ -41,11 +41,11 @@ class Overlap:
 class _Entity:
     """Questions that must stay together."""
 
-    inside: list[Question]
-    heldout: list[Question]
+    inside: list[AnyQuestion]
+    heldout: list[AnyQuestion]
 
 
-def entity_of(question: Question) -> str:
+def entity_of(question: AnyQuestion) -> str:
     """What must not stand in two splits: the entity, or the text (up to case and spaces) where there is none."""
     return question.entity if question.entity is not None else f"text:{normalise(question.question)}"
 
@@ -85,10 +85,10 @@ def divide(
     entities = _ordered_entities(questions.questions, set(heldout_groups), random.Random(f"{seed}/divide"))
     shares = Counter(question.group for question in questions if question.group not in heldout_groups)
     plan = _plan(sizes, with_test)
-    splits: dict[str, list[Question]] = {}
+    splits: dict[str, list[AnyQuestion]] = {}
     for name, size in plan.items():
         splits[name] = _take(entities, size, name, plan, questions)
-    shift: list[Question] = []
+    shift: list[AnyQuestion] = []
     if heldout_groups:
         room = len(entities) if sizes.train is not None else int(len(entities) * LARGEST_SHIFT_SHARE)
         shift = _take_shift(entities, sizes.validation, room, questions, plan)
@@ -133,15 +133,18 @@ def find_overlaps(sets: Mapping[str, QuestionSet]) -> list[Overlap]:
     return found
 
 
-def _by_text(questions: QuestionSet) -> dict[str, list[Question]]:
-    texts: dict[str, list[Question]] = {}
+def _by_text(questions: QuestionSet) -> dict[str, list[AnyQuestion]]:
+    texts: dict[str, list[AnyQuestion]] = {}
     for question in questions:
         texts.setdefault(normalise(question.question), []).append(question)
     return texts
 
 
-def _choice_sets(questions: Sequence[Question]) -> set[frozenset[str]]:
-    return {frozenset(normalise(choice) for choice in question.choices) for question in questions}
+def _choice_sets(questions: Sequence[AnyQuestion]) -> set[frozenset[str]]:
+    # Of open-ended questions the accepted answers take the place of the choices.
+    return {
+        frozenset(normalise(text) for text in (q.choices if isinstance(q, Question) else q.answers)) for q in questions
+    }
 
 
 def _check_groups(questions: QuestionSet, heldout_groups: Sequence[str]) -> None:
@@ -155,7 +158,7 @@ def _check_groups(questions: QuestionSet, heldout_groups: Sequence[str]) -> None
 
 
 def _ordered_entities(
-    questions: Sequence[Question], heldout: set[str], rng: random.Random
+    questions: Sequence[AnyQuestion], heldout: set[str], rng: random.Random
 ) -> OrderedDict[str, _Entity]:
     """Entities in random order, those that cover the same groups spread evenly over it."""
     entities: dict[str, _Entity] = {}
@@ -189,9 +192,9 @@ def _plan(sizes: SplitSizes, with_test: bool) -> dict[str, int]:
 
 def _take(
     entities: OrderedDict[str, _Entity], size: int, name: str, plan: Mapping[str, int], source: QuestionSet
-) -> list[Question]:
+) -> list[AnyQuestion]:
     """Whole entities with at least `size` questions together, as few questions more as the order allows."""
-    taken: list[Question] = []
+    taken: list[AnyQuestion] = []
     while len(taken) < size:
         best = _next_entity(entities, size - len(taken))
         if best is None:
@@ -213,9 +216,9 @@ def _next_entity(entities: OrderedDict[str, _Entity], need: int) -> str | None:
 
 def _take_shift(
     entities: OrderedDict[str, _Entity], size: int, room: int, source: QuestionSet, plan: Mapping[str, int]
-) -> list[Question]:
+) -> list[AnyQuestion]:
     """Held-out questions of entities that are left; at most `room` entities whose other questions are lost by it."""
-    taken: list[Question] = []
+    taken: list[AnyQuestion] = []
     for name, entity in list(entities.items()):
         costs = bool(entity.inside)
         if len(taken) < size and entity.heldout and costs <= room:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from components.evaluation.open_predictions import SEMANTIC
 from components.evaluation.predictions import SOFTMAX
 
 UNDEFINED = "n/a"
+PRIMARY = (SOFTMAX, SEMANTIC)
+"""Sources that stand for a method, among options and in its own words."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Row:
     """A row of the main table.
 
     Attributes:
-        name: The method, with its source in brackets where that is not the softmax.
+        name: The method, with its source in brackets where that is not the primary one.
         blocks: Metrics by split.
         chosen: Its source was chosen, on validation data, among several of the method.
     """
@@ -57,7 +60,7 @@ class Row:
 
 def row_name(method: str, source: str) -> str:
     """What a method's row is called when judged by this source."""
-    return method if source == SOFTMAX else f"{method} ({source})"
+    return method if source in PRIMARY else f"{method} ({source})"
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[Row]:
@@ -67,8 +70,17 @@ def rows_of(summary: Mapping[str, Any]) -> list[Row]:
         if method not in summary["sources"]:
             rows.append(Row(method, by_split))
             continue
-        rows += [replace(row, name=row_name(method, row.name)) for row in source_rows(summary, method)]
+        rows += _merged([replace(row, name=row_name(method, row.name)) for row in source_rows(summary, method)])
     return rows
+
+
+def _merged(rows: list[Row]) -> list[Row]:
+    """Rows of one name as one: of a method judged among options on some splits and in its own words on others."""
+    merged: dict[str, Row] = {}
+    for row in rows:
+        before = merged.get(row.name, Row(row.name, {}))
+        merged[row.name] = Row(row.name, {**before.blocks, **row.blocks}, row.chosen or before.chosen)
+    return list(merged.values())
 
 
 def source_rows(summary: Mapping[str, Any], method: str) -> list[Row]:

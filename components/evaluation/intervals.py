@@ -20,6 +20,7 @@ from components.config import EvaluationConfig
 from components.errors import CaltuneError
 from components.evaluation.checks import FloatArray
 from components.evaluation.metrics import METRICS, Source, draws_of, metric_value
+from components.evaluation.open_predictions import AnyPredictions
 from components.evaluation.predictions import Predictions
 
 # Entries of one count matrix; bounds memory (16 MB a matrix) whatever the number of questions.
@@ -64,7 +65,7 @@ def bootstrap_counts(n: int, draws: int, seed: int) -> Iterator[FloatArray]:
 
 
 def bootstrap_intervals(
-    predictions: Predictions,
+    predictions: AnyPredictions,
     config: EvaluationConfig,
     seed: int,
     source: Source = None,
@@ -88,8 +89,8 @@ def bootstrap_intervals(
 
 def paired_bootstrap(
     metric: str,
-    a: Predictions,
-    b: Predictions,
+    a: AnyPredictions,
+    b: AnyPredictions,
     config: EvaluationConfig,
     seed: int,
     source_a: Source = None,
@@ -103,7 +104,7 @@ def paired_bootstrap(
         CaltuneError: a and b do not answer the same questions in the same order.
         ValueError: Unknown metric or source.
     """
-    if a.ids != b.ids or not np.array_equal(a.gold, b.gold):
+    if not same_questions(a, b):
         raise CaltuneError(
             f"a paired comparison needs the same questions in the same order, but these sets of {len(a)} and {len(b)} "
             "differ; evaluate both methods on the same split"
@@ -117,6 +118,13 @@ def paired_bootstrap(
         ]
     )
     return PairedDifference(difference, *percentile_interval(draws, config.level), _two_sided_p(draws))
+
+
+def same_questions(a: AnyPredictions, b: AnyPredictions) -> bool:
+    """Whether a and b answer the same questions in the same order, with the same right options where there are any."""
+    if isinstance(a, Predictions) and isinstance(b, Predictions):
+        return a.ids == b.ids and np.array_equal(a.gold, b.gold)
+    return type(a) is type(b) and a.ids == b.ids
 
 
 def percentile_interval(draws: FloatArray, level: float) -> tuple[float, float]:

@@ -14,20 +14,32 @@ import numpy as np
 
 from components.evaluation import calibration_error, ranking, scores
 from components.evaluation.checks import FloatArray
+from components.evaluation.open_predictions import AnyPredictions
 from components.evaluation.predictions import SOFTMAX, Predictions
 
 Source = str | None
 """A confidence source; None is the predictions' primary one."""
 
-Draws = Callable[[Predictions, Source, FloatArray, int], FloatArray]
+Draws = Callable[[AnyPredictions, Source, FloatArray, int], FloatArray]
 """(predictions, confidence source, counts [B, n], bins) -> the metric of each draw, [B]."""
 
 
-def _mean_of(per_question: Callable[[Predictions, Source], FloatArray]) -> Draws:
+def _mean_of(per_question: Callable[[AnyPredictions, Source], FloatArray]) -> Draws:
     """A metric that is the mean over questions of `per_question`."""
 
-    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+    def draws(predictions: AnyPredictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
         return counts @ per_question(predictions, source) / counts.sum(axis=1)
+
+    return draws
+
+
+def _mean_of_options(
+    per_question: Callable[[Predictions], FloatArray],
+) -> Callable[[Predictions, Source, FloatArray, int], FloatArray]:
+    """A metric that is the mean over questions of `per_question`, which reads the options' scores."""
+
+    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+        return counts @ per_question(predictions) / counts.sum(axis=1)
 
     return draws
 
@@ -35,8 +47,8 @@ def _mean_of(per_question: Callable[[Predictions, Source], FloatArray]) -> Draws
 def _of_pair(metric: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]) -> Draws:
     """A metric of (confidence, correct, counts)."""
 
-    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
-        return metric(predictions.confidence(source), predictions.correct.astype(np.float64), counts)
+    def draws(predictions: AnyPredictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+        return metric(predictions.confidence(source), predictions.correctness(source).astype(np.float64), counts)
 
     return draws
 
@@ -44,28 +56,28 @@ def _of_pair(metric: Callable[[FloatArray, FloatArray, FloatArray], FloatArray])
 def _of_binned_pair(metric: Callable[[FloatArray, FloatArray, FloatArray, int], FloatArray]) -> Draws:
     """A metric of (confidence, correct, counts, bins)."""
 
-    def draws(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
-        return metric(predictions.confidence(source), predictions.correct.astype(np.float64), counts, bins)
+    def draws(predictions: AnyPredictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+        return metric(predictions.confidence(source), predictions.correctness(source).astype(np.float64), counts, bins)
 
     return draws
 
 
-def _of_distribution(draws: Draws) -> Draws:
-    """`draws` for the softmax, NaN for every other source."""
+def _of_distribution(draws: Callable[[Predictions, Source, FloatArray, int], FloatArray]) -> Draws:
+    """`draws` for the softmax over options, NaN for every other source."""
 
-    def defined(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
-        if predictions.named(source) != SOFTMAX:
+    def defined(predictions: AnyPredictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+        if not isinstance(predictions, Predictions) or predictions.named(source) != SOFTMAX:
             return np.full(len(counts), np.nan)
         return draws(predictions, source, counts, bins)
 
     return defined
 
 
-def _squared_error(predictions: Predictions, source: Source) -> FloatArray:
-    return (predictions.confidence(source) - predictions.correct) ** 2
+def _squared_error(predictions: AnyPredictions, source: Source) -> FloatArray:
+    return (predictions.confidence(source) - predictions.correctness(source)) ** 2
 
 
-def _spread(predictions: Predictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
+def _spread(predictions: AnyPredictions, source: Source, counts: FloatArray, bins: int) -> FloatArray:
     """Standard deviation over questions; centred first, so that rounding gives a constant none."""
     confidence = predictions.confidence(source)
     off = confidence - confidence.mean()
@@ -80,9 +92,9 @@ def _classwise(predictions: Predictions, source: Source, counts: FloatArray, bin
 
 
 METRICS: dict[str, Draws] = {
-    "accuracy": _mean_of(lambda p, source: p.correct.astype(np.float64)),
-    "nll": _of_distribution(_mean_of(lambda p, source: scores.question_nll(p.log_probabilities, p.gold))),
-    "brier_score": _of_distribution(_mean_of(lambda p, source: scores.question_brier(p.probabilities, p.gold))),
+    "accuracy": _mean_of(lambda p, source: p.correctness(source).astype(np.float64)),
+    "nll": _of_distribution(_mean_of_options(lambda p: scores.question_nll(p.log_probabilities, p.gold))),
+    "brier_score": _of_distribution(_mean_of_options(lambda p: scores.question_brier(p.probabilities, p.gold))),
     "top_label_brier_score": _mean_of(_squared_error),
     "ece": _of_binned_pair(calibration_error.ece_draws),
     "ece_adaptive": _of_binned_pair(calibration_error.adaptive_ece_draws),
@@ -97,7 +109,7 @@ METRICS: dict[str, Draws] = {
 """`confidence_std` describes rather than judges: a constant confidence can have a low ECE, and this shows it."""
 
 
-def metric_value(metric: str, predictions: Predictions, bins: int, source: Source = None) -> float:
+def metric_value(metric: str, predictions: AnyPredictions, bins: int, source: Source = None) -> float:
     """One metric on the sample as it is; NaN where it is undefined (AUROC with one class, NLL of router confidence).
 
     Args:

@@ -1,6 +1,6 @@
 """`metrics.json`: every metric of one method on one split with its interval, and how it was computed.
 
-One block for each confidence source, the softmax first. Blocks have the same keys: what a source leaves undefined
+One block for each confidence source, the primary one first. Blocks have the same keys: what a source leaves undefined
 is null (see `metrics.py`).
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from components.config import EvaluationConfig
 from components.evaluation.binning import EDGE_RULE
 from components.evaluation.intervals import Interval, bootstrap_intervals
-from components.evaluation.predictions import SOFTMAX, Predictions
+from components.evaluation.open_predictions import AnyPredictions
 from components.files import read_json, write_json
 
 LOW_OPTION_MASS = 0.01
@@ -21,7 +21,7 @@ LOW_OPTION_MASS = 0.01
 
 
 def evaluate_predictions(
-    predictions: Predictions, config: EvaluationConfig, seed: int, *, data_hash: str | None = None
+    predictions: AnyPredictions, config: EvaluationConfig, seed: int, *, data_hash: str | None = None
 ) -> dict[str, Any]:
     """The content of `metrics.json`.
 
@@ -33,13 +33,14 @@ def evaluate_predictions(
 
     Returns:
         `n`; `low_option_mass`, true when the mean option mass is under `LOW_OPTION_MASS`; `sources`, a block of
-        metrics for each confidence source, each `{"value", "ci_low", "ci_high"}` with None where undefined;
-        `computed`, the settings behind the figures.
+        metrics for each confidence source, the primary one first, each `{"value", "ci_low", "ci_high"}` with None where
+        undefined; `computed`, the settings behind the figures.
     """
     sources = {source: _block(bootstrap_intervals(predictions, config, seed, source)) for source in predictions.sources}
+    mass = sources[predictions.sources[0]]["option_mass"]["value"]
     return {
         "n": len(predictions),
-        "low_option_mass": sources[SOFTMAX]["option_mass"]["value"] < LOW_OPTION_MASS,
+        "low_option_mass": mass is not None and mass < LOW_OPTION_MASS,
         "sources": sources,
         "computed": {
             "bins": config.bins,

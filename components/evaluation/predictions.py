@@ -110,6 +110,15 @@ class Predictions:
         """Whether the answer is right, [n]."""
         return self.answer == self.gold
 
+    def correctness(self, source: str | None = None) -> BoolArray:
+        """Whether the answer is right, [n]; the answer is the most probable option whatever the source.
+
+        Raises:
+            ValueError: There is no such source.
+        """
+        self.named(source)
+        return self.correct
+
     @property
     def sources(self) -> tuple[str, ...]:
         """Confidence sources there are; the first is the primary one, which tables and comparisons take by default."""

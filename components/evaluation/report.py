@@ -17,6 +17,7 @@ from components.data.schema import QuestionSet
 from components.errors import CaltuneError
 from components.evaluation import display
 from components.evaluation.expert_load import ExpertLoads, expert_load_figure
+from components.evaluation.open_predictions import AnyPredictions, OpenPredictions
 from components.evaluation.plot_style import DPI, save_png
 from components.evaluation.plots import (
     Pair,
@@ -25,7 +26,6 @@ from components.evaluation.plots import (
     reliability_grid,
     risk_coverage,
 )
-from components.evaluation.predictions import Predictions
 from components.evaluation.ranking import coverage_at_risk
 from components.evaluation.summary import rows_of_predictions, summarise
 from components.evaluation.tables import low_mass_warnings
@@ -125,7 +125,7 @@ class ReportInputs:
     config_hash: str
     created: str
     config_yaml: str
-    predictions: Mapping[str, Mapping[str, Predictions]]
+    predictions: Mapping[str, Mapping[str, AnyPredictions]]
     metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]
     comparisons: Sequence[Mapping[str, Any]] = ()
     temperatures: Mapping[str, TemperatureNote] = field(default_factory=dict)
@@ -210,6 +210,8 @@ def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[st
         isotonic_levels=ISOTONIC_LEVELS,
         coverage=_coverage(inputs),
         computed=_first_metrics(inputs)["computed"],
+        bins_of={split: _bins(inputs, split) for split in display.splits_of(summary)},
+        open_ended=_open_ended(inputs),
     )
 
 
@@ -240,12 +242,11 @@ def _of_each_row(
     inputs: ReportInputs, section: str, words: str, draw: Callable[[ArrayLike, ArrayLike, int, str], bytes]
 ) -> list[_Image]:
     """A figure for each confidence source of each method on each split."""
-    bins = _bins(inputs)
     return [
         _Image(
             f"{section}_{_slug(row)}_{_slug(split)}.png",
             f"{words} of {row}, {split}",
-            draw(found.confidence(source), found.correct, bins, f"{row}, {split}"),
+            draw(found.confidence(source), found.correctness(source), _bins(inputs, split), f"{row}, {split}"),
             split,
             method,
         )
@@ -261,7 +262,7 @@ def _pairs(inputs: ReportInputs) -> dict[str, dict[str, Pair]]:
     for method, by_split in inputs.predictions.items():
         for split, found in by_split.items():
             for row, source in rows_of_predictions(method, found):
-                pairs.setdefault(row, {})[split] = (found.confidence(source), found.correct)
+                pairs.setdefault(row, {})[split] = (found.confidence(source), found.correctness(source))
     return pairs
 
 
@@ -278,8 +279,16 @@ def _first_metrics(inputs: ReportInputs) -> Mapping[str, Any]:
     return next(content for by_split in inputs.metrics.values() for content in by_split.values())
 
 
-def _bins(inputs: ReportInputs) -> int:
-    return int(_first_metrics(inputs)["computed"]["bins"])
+def _open_ended(inputs: ReportInputs) -> list[str]:
+    """Splits that were answered in the model's own words."""
+    found = [s for own in inputs.predictions.values() for s, of in own.items() if isinstance(of, OpenPredictions)]
+    return list(dict.fromkeys(found))
+
+
+def _bins(inputs: ReportInputs, split: str | None = None) -> int:
+    """Bins of a split, or of the first."""
+    of_split = [by_split[split] for by_split in inputs.metrics.values() if split in by_split]
+    return int((of_split or [_first_metrics(inputs)])[0]["computed"]["bins"])
 
 
 def _slug(name: str) -> str:

@@ -43,9 +43,11 @@ def low_mass_warnings(summary: Mapping[str, Any]) -> list[str]:
     warnings = []
     for split in display.splits_of(summary):
         masses = {
-            method: by_split[split]["option_mass"]["value"]
+            method: mass
             for method, by_split in summary["methods"].items()
-            if split in by_split and by_split[split]["option_mass"]["value"] < LOW_OPTION_MASS
+            if split in by_split
+            and (mass := by_split[split]["option_mass"]["value"]) is not None  # free answers have no options
+            and mass < LOW_OPTION_MASS
         }
         if masses:
             warnings.append(

@@ -9,6 +9,7 @@ from typing import Any
 
 from components.config import RunConfig
 from components.config_gate import CHAMPION
+from components.config_generation import open_ended_sources
 from components.errors import UsageError
 from components.evaluation.metrics_file import read_metrics
 from components.evaluation.predictions import read_predictions
@@ -82,12 +83,16 @@ def read_candidate(folder: Path, method: str | None = None) -> Candidate:
         method: One of the run's methods; by default the one that the run file's gate names.
 
     Raises:
-        UsageError: It is no run folder, no method is named, or the method has no adapter there.
+        UsageError: It is no run folder, it has open-ended rows, no method is named, or the method has no adapter there.
         CaltuneError: A file of it is damaged.
     """
     if not (folder / RUN_FILE).is_file():
         raise UsageError(f"{folder} is not a run folder (it has no {RUN_FILE})")
     config = load_run_file(folder / RUN_FILE)
+    if open_ended := open_ended_sources(config):
+        raise UsageError(
+            f"{folder}: the registry judges answers among options, and {open_ended[0]} has open-ended rows"
+        )
     chosen = method or (config.gate.method if config.gate is not None else None)
     if chosen is None:
         raise UsageError(f"name a method of {folder} with --method: its run file has no section 'gate'")

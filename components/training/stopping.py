@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from components.config_methods import StopConfig
 
 SplitMetrics = Mapping[str, float]
-"""At least `nll`, `ece`, `accuracy` and `mean_confidence` of one split."""
+"""At least `nll` of one split; of multiple-choice questions also `ece`, `accuracy` and `mean_confidence`."""
 
 
 @dataclass

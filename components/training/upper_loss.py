@@ -66,11 +66,15 @@ class _ConfidenceWatch:
 
     @torch.no_grad()
     def see(self, logits: Tensor, batch: Batch) -> None:
+        if batch.option_mask.shape[1] == 1:  # an open-ended question's right answer alone, nothing to choose from
+            return
         confidence, answer = torch.softmax(option_scores(logits, batch).log_probs, dim=-1).max(dim=-1)
         self.confidence += float(confidence.sum())
         self.correct += float((answer == batch.answers).sum())
         self.count += len(answer)
 
     def means(self) -> dict[str, float]:
+        if not self.count:
+            return {}
         confidence, correct, count = (sum_over_ranks(v) for v in (self.confidence, self.correct, self.count))
         return {"mean_confidence": confidence / count, "accuracy": correct / count}
