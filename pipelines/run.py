@@ -70,7 +70,7 @@ def run(config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter:
             for name, result in stages.recalibrate(method, found[method], data).items():
                 found[name], recalibrated[name] = result.predictions, result
         with stages.folder.stage("report"):
-            return _report(stages, data, found, recalibrated)
+            return report(stages, data, found, recalibrated)
 
 
 @contextmanager
@@ -105,12 +105,20 @@ def evaluate_method(
     return stages.evaluate(method, data, resolved, adapter)
 
 
-def _report(
+def report(
     stages: Calibration,
     data: PreparedData,
     found: dict[str, dict[str, Predictions]],
     recalibrated: dict[str, Recalibrated],
 ) -> RunResult:
+    """Compares the methods of a run and writes its report.
+
+    Args:
+        stages: Of the run; its configuration's methods are all in `found`.
+        data: The prepared data.
+        found: Predictions by method, recalibrated ones included, then split.
+        recalibrated: What was fitted, by the recalibrated method's name.
+    """
     config, folder = stages.config, stages.folder
     tests = ["id", *config.data.ood]
     tested = {name: {split: by_split[split] for split in tests} for name, by_split in found.items()}

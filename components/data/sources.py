@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from components.config_data import SourceConfig
@@ -35,6 +37,8 @@ def load_source(config: SourceConfig, seed: int, name: str, base_folder: Path) -
         whole = build_facts(str(config.domain), seed, config.groups)
     elif config.kind == "file":
         whole = read_questions(base_folder / Path(str(config.path)), config.columns, name)
+    elif config.sources is not None:
+        whole = _mixture(config.sources, seed, name, base_folder)
     else:
         whole = read_hub_questions(config, name)
     questions = whole.questions
@@ -43,6 +47,32 @@ def load_source(config: SourceConfig, seed: int, name: str, base_folder: Path) -
     if config.limit is not None:
         questions = draw(questions, config.limit, seed)
     return make_set(name, questions, whole.source)
+
+
+def _mixture(sources: Sequence[SourceConfig], seed: int, name: str, base_folder: Path) -> QuestionSet:
+    """The sources one after the other; what two of them call alike is told apart by the source's name."""
+    questions: list[Question] = []
+    read: list[str] = []
+    for label, source in zip(_labels(sources), sources, strict=True):
+        part = load_source(source, seed, name, base_folder)
+        read.append(part.source)
+        questions += [
+            replace(question, id=f"{label}/{question.id}", group=question.group or label) for question in part
+        ]
+    return make_set(name, questions, " + ".join(read))
+
+
+def _labels(sources: Sequence[SourceConfig]) -> list[str]:
+    """A short name for each source of a mixture, no two alike."""
+    names = [_label(source) for source in sources]
+    counted = Counter(names)
+    return [f"{name}-{names[:i].count(name) + 1}" if counted[name] > 1 else name for i, name in enumerate(names)]
+
+
+def _label(source: SourceConfig) -> str:
+    if source.path is not None:
+        return f"{source.path.parent.name}-{source.path.name.partition('.')[0]}".strip("-")
+    return str(source.domain or source.preset or source.repository)
 
 
 def keep_groups(questions: Sequence[Question], groups: Sequence[str], source: str) -> tuple[Question, ...]:
