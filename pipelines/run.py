@@ -13,6 +13,7 @@ from components.config import ROUTED_METHODS, MethodName, RunConfig
 from components.errors import UsageError
 from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
+from components.evaluation.head_summary import read_head_summary
 from components.evaluation.predictions import FLC, Predictions
 from components.evaluation.recalibrate import Recalibrated
 from components.evaluation.report import FlcTemperatureNote, ReportInputs, SplitFacts, TemperatureNote, write_report
@@ -149,6 +150,8 @@ def report(
         collapse_share=config.uq4ct.collapse_share,
         splits=[SplitFacts.of(split) for split in data.splits.values()],
         overlaps=overlap_sentences(data),
+        questions={split: data.splits[split] for split in tests},
+        heads={m: head for m in trained if (head := read_head_summary(folder.method(m) / "adapter")) is not None},
     )
     index = write_report(inputs, folder.path / "report")
     stages.logger.log_artifact(folder.path / "report")

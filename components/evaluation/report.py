@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike
 from components.data.schema import QuestionSet
 from components.errors import CaltuneError
 from components.evaluation import display
+from components.evaluation.confident_errors import ConfidentError, confident_errors
 from components.evaluation.expert_load import ExpertLoads, expert_load_figure
+from components.evaluation.head_summary import HeadSummary
 from components.evaluation.plot_style import DPI, save_png
 from components.evaluation.plots import (
     Pair,
@@ -27,6 +29,7 @@ from components.evaluation.plots import (
 )
 from components.evaluation.predictions import Predictions
 from components.evaluation.ranking import coverage_at_risk
+from components.evaluation.shift_plot import shift_plot
 from components.evaluation.summary import rows_of_predictions, summarise
 from components.evaluation.tables import low_mass_warnings
 from components.evaluation.training_curves import Trace, training_curves
@@ -96,6 +99,8 @@ class ReportInputs:
         collapse_share: Part of a router's tokens above which one expert serves too many.
         splits: The data, test splits included.
         overlaps: Sentences on questions that stand in two splits.
+        questions: Test questions by split, for the texts of those that are answered wrongly.
+        heads: What each method's calibration head has learned.
     """
 
     run: str
@@ -116,6 +121,8 @@ class ReportInputs:
     collapse_share: float = 0.9
     splits: Sequence[SplitFacts] = ()
     overlaps: Sequence[str] = ()
+    questions: Mapping[str, QuestionSet] = field(default_factory=dict)
+    heads: Mapping[str, HeadSummary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,8 @@ def write_report(inputs: ReportInputs, folder: Path) -> Path:
         raise CaltuneError(f"run '{inputs.run}' has no evaluated method to report; evaluate one first")
     summary = summarise(inputs.run, inputs.metrics, inputs.comparisons, inputs.chosen_sources)
     images = _images(inputs)
+    shift = shift_plot(display.rows_of(summary), display.splits_of(summary))
+    images["shift"] = [] if shift is None else [_Image("shift.png", "In domain against out of domain", shift)]
     for group in images.values():
         for image in group:
             save_png(folder / image.name, image.content)
@@ -184,6 +193,7 @@ def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[st
         risks=RISKS,
         flc_levels=FLC_LEVELS,
         coverage=_coverage(inputs),
+        errors=_errors(inputs),
         computed=_first_metrics(inputs)["computed"],
     )
 
@@ -238,6 +248,18 @@ def _pairs(inputs: ReportInputs) -> dict[str, dict[str, Pair]]:
             for row, source in rows_of_predictions(method, found):
                 pairs.setdefault(row, {})[split] = (found.confidence(source), found.correct)
     return pairs
+
+
+def _errors(inputs: ReportInputs) -> dict[str, list[ConfidentError]]:
+    """The most over-confident errors of each split; recalibrated methods take part."""
+    splits = dict.fromkeys(split for by_split in inputs.predictions.values() for split in by_split)
+    return {
+        split: confident_errors(
+            {method: by_split[split] for method, by_split in inputs.predictions.items() if split in by_split},
+            inputs.questions.get(split),
+        )
+        for split in splits
+    }
 
 
 def _coverage(inputs: ReportInputs) -> dict[str, dict[str, list[float]]]:

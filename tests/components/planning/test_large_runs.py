@@ -71,13 +71,9 @@ def test_a_large_run_can_be_built(file: Path, model: Path) -> None:
         names = {name for name, p in built.model.named_parameters() if p.requires_grad}
         assert names, "an adapter was injected"
         assert all(p.device.type == "meta" for p in built.model.parameters())
-        assert trained(built, config, method.adapter) == expected(model, config, method.adapter)
+        # A layer's weights stand for those of all 32.
+        assert built.sizes.theta_count * 32 // SHORT == expected(model, config, method.adapter)
         assert (built.sizes.alpha_count > 0) == method.bilevel
-
-
-def trained(built: Any, config: RunConfig, adapter: str) -> int:
-    """Trained weights of all 32 layers, from the few that are laid out."""
-    return built.sizes.theta_count * 32 // SHORT
 
 
 def expected(model: Path, config: RunConfig, adapter: str) -> int:
@@ -93,15 +89,14 @@ def expected(model: Path, config: RunConfig, adapter: str) -> int:
     return attention + experts + 32 * mix.num_experts * hidden
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(m, id=m.name, marks=[] if m == OLMO else pytest.mark.slow) for m in PUBLISHED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.name)
 def test_models_have_the_published_number_of_weights(model: Path) -> None:
     config = load(PROTOCOLS / "calm_in_domain.yaml", model)
     assert build(resolve_model(config.model), config, METHODS["sft"]).sizes.frozen_count == PUBLISHED[model][1]
 
 
-@pytest.mark.parametrize("file", sorted(PROTOCOLS.glob("[!c]*.yaml")) + sorted(PROTOCOLS.glob("calm_*.yaml")))
+@pytest.mark.parametrize("file", [file for file in sorted(PROTOCOLS.glob("*.yaml")) if not file.name.startswith("cpu_")], ids=lambda file: file.stem)
 def test_the_zero_configuration_is_one_that_deepspeed_takes(file: Path) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
