@@ -35,7 +35,7 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def accuracy_ece_plot(table: SuiteTable) -> bytes:
-    """PNG: mean ECE against mean accuracy of every row, whiskers of one standard deviation, the front drawn and named."""
+    """PNG: mean ECE against mean accuracy of every row, whiskers of one standard deviation, the Pareto front drawn."""
     points = {row: (cells["ece"].mean, cells["accuracy"].mean) for row, cells in table.cells.items()}
     points = {row: point for row, point in points.items() if not any(math.isnan(value) for value in point)}
     front = pareto_front(points)

@@ -35,7 +35,12 @@ def test_errors_that_methods_share_stand_first():
     assert [error.id for error in found] == ["b", "a"]
     assert (found[1].group, found[1].gold) == ("g1", 1)
     given = found[1].answers
-    assert (given["sft"].option, given["sft"].correct, given["calm"].option, given["calm"].correct) == (0, False, 1, True)
+    assert (given["sft"].option, given["sft"].correct, given["calm"].option, given["calm"].correct) == (
+        0,
+        False,
+        1,
+        True,
+    )
     assert given["calm"].confidence == pytest.approx(0.9)
     assert found[1].option(1) == "B"
     assert [error.id for error in confident_errors({"sft": one, "calm": other}, shown=1)] == ["b"]

@@ -77,7 +77,7 @@ def test_a_large_run_can_be_built(file: Path, model: Path) -> None:
 
 
 def expected(model: Path, config: RunConfig, adapter: str) -> int:
-    """LoRA on the projections named; for experts, LoRA on attention, N of them on the FFN, and N hidden for a router."""
+    """LoRA on the projections named; or LoRA on attention, N on the FFN, and N times the width for a router."""
     if adapter == "lora":
         spec = config.model.adapter
         names = widths(model) if spec.target_modules == "all-linear" else spec.target_modules
@@ -96,7 +96,11 @@ def test_models_have_the_published_number_of_weights(model: Path) -> None:
     assert build(resolve_model(config.model), config, METHODS["sft"]).sizes.frozen_count == PUBLISHED[model][1]
 
 
-@pytest.mark.parametrize("file", [file for file in sorted(PROTOCOLS.glob("*.yaml")) if not file.name.startswith("cpu_")], ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [file for file in sorted(PROTOCOLS.glob("*.yaml")) if not file.name.startswith("cpu_")],
+    ids=lambda file: file.stem,
+)
 def test_the_zero_configuration_is_one_that_deepspeed_takes(file: Path) -> None:
     from deepspeed.runtime.config import DeepSpeedConfig
 
