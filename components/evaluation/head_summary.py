@@ -1,4 +1,4 @@
-"""What a calibration head has learned: how far its temperatures and offsets lie from the identity, and at which tokens."""
+"""What a calibration head has learned: how far its temperatures and offsets lie from the identity, at which tokens."""
 
 from __future__ import annotations
 
