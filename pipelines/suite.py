@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,8 @@ def run_suite(plan: SuitePlan, reporter: Reporter) -> SuiteState:
                 if any(cell.state != "done" for cell in state.of_run(run.config)):
                     _run(run, state, reporter)
         except BaseException:
-            SuiteState(plan).write()  # a cell that was broken off is left again
+            with suppress(OSError):  # a full disk; the problem itself is what has to be heard of
+                SuiteState(plan).write()  # a cell that was broken off is left again
             raise
         return state
 
