@@ -67,8 +67,9 @@ def accuracy_ece_plot(table: SuiteTable) -> bytes:
                 )
         for row, (ece, accuracy) in points.items():
             weight = "bold" if row in front else "normal"
-            place = {"xytext": (5, 4), "textcoords": "offset points"}
-            axes.annotate(row, (ece, accuracy), fontsize=7, fontweight=weight, **place)
+            axes.annotate(
+                row, (ece, accuracy), xytext=(5, 4), textcoords="offset points", fontsize=7, fontweight=weight
+            )
         axes.set_xlabel("ECE, mean over seeds (lower is better)")
         axes.set_ylabel("accuracy, mean over seeds")
         axes.set_title(table.title)

@@ -45,6 +45,45 @@ def made_at(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in paths if "+" not in str(path)}
 
 
+def test_cells_that_are_evaluated_are_done_once(tmp_path, small_run, start):
+    """Three seeds of the base model alone: Ctrl-C falls in the second, SIGKILL in the third."""
+    config = small_run(
+        tmp_path,
+        methods=["base"],
+        recalibrate={},
+        data={
+            "source": {"kind": "facts", "domain": "geography"},
+            "splits": {"train": 48, "calibration": 16, "validation": 100, "test": 300},
+            "prompt": {"style": "plain", "template": "Question: {question}\nAnswer:", "delimiter": " "},
+        },
+        tracking={"enabled": False},
+    )
+    (tmp_path / "run.yaml").write_text(to_yaml(config))
+    suite = {"suite": "s", "output_dir": str(tmp_path / "out"), "seeds": [0, 1, 2], "runs": [{"file": "run.yaml"}]}
+    (tmp_path / "suite.yaml").write_text(json.dumps(suite))
+    folder, arguments = tmp_path / "out" / "s", ("suite", "--config", tmp_path / "suite.yaml")
+
+    process = start(tmp_path, *arguments, name="interrupted")
+    wait_until(process, lambda: state(folder, "small-s1 base") == "running")
+    process.send_signal(signal.SIGINT)
+    finish(process, 130, tmp_path / "interrupted.err")
+    assert "the same command goes on where it stood" in (tmp_path / "interrupted.err").read_text()
+    assert cells(folder) == {"small-s0 base": "done", "small-s1 base": "left", "small-s2 base": "left"}
+    before = made_at(folder / "small-s0")
+
+    process = start(tmp_path, *arguments, name="killed")
+    wait_until(process, lambda: state(folder, "small-s2 base") == "running")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(TIMEOUT_S)
+    assert cells(folder) == {"small-s0 base": "done", "small-s1 base": "done", "small-s2 base": "running"}
+    between = made_at(folder)
+
+    finish(start(tmp_path, *arguments, name="ended"), 0, tmp_path / "ended.err")
+    assert set(cells(folder).values()) == {"done"}
+    assert made_at(folder / "small-s0") == before
+    assert between.items() <= made_at(folder).items()
+
+
 def test_ctrl_c_and_sigkill_lose_at_most_the_cell_in_progress(tmp_path, small_run, start):
     config = small_run(
         tmp_path,
