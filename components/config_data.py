@@ -59,14 +59,15 @@ class ColumnMapping(Strict):
 
 
 class SourceConfig(Strict):
-    """Where questions come from: the built-in facts, a local file, or a data set on the hub."""
+    """Where questions come from: the built-in facts, a local file, a data set on the hub, or several of these."""
 
-    kind: Literal["facts", "file", "hub"]
-    """Which of the three; the keys below say what each needs."""
+    kind: Literal["facts", "file", "hub", "mixture"]
+    """Which of the four; the keys below say what each needs."""
     domain: Literal["geography", "chemistry"] | None = None
     """For `facts`."""
     path: Path | None = None
-    """For `file`: .jsonl, .jsonl.gz, .parquet or .csv. Relative paths start at the run file's folder."""
+    """For `file`: .jsonl, .jsonl.gz, .parquet or .csv. Relative paths start at `data.root`, without it at the run
+    file's folder."""
     preset: str | None = None
     """For `hub`: a name of `components/data/presets.py`, which declares repository, splits and columns."""
     repository: str | None = None
@@ -82,6 +83,9 @@ class SourceConfig(Strict):
     words; see `generation`. Left at `choices`, it is not part of the resolved file."""
     columns: ColumnMapping | None = None
     """Column mapping; for `file` only when the columns are not the standard ones."""
+    sources: list[SourceConfig] | None = Field(None, exclude_if=lambda value: value is None)
+    """For `mixture`: the sources, one after the other, each cut to its own `limit`. Ids get the source's name in front;
+    a question without a group gets that name as its group, so that splits keep the sources' proportions."""
     groups: list[str] | None = None
     """Keep only these groups (relations of the facts, MMLU subjects or the four named groups of subjects)."""
     limit: int | None = Field(None, ge=1)
@@ -99,6 +103,12 @@ class SourceConfig(Strict):
             raise ValueError("kind 'hub' needs either 'preset' or 'repository'")
         if self.kind == "hub" and self.repository is not None and self.columns is None:
             raise ValueError("a hub repository without a preset needs 'columns'")
+        if self.kind == "mixture" and not self.sources:
+            raise ValueError("kind 'mixture' needs 'sources', a list of sources")
+        if self.sources and (self.kind != "mixture" or any(part.kind == "mixture" for part in self.sources)):
+            raise ValueError("'sources' belongs to kind 'mixture', and none of them may be a mixture itself")
+        if self.sources and any(part.rows != self.rows for part in self.sources):
+            raise ValueError(f"a mixture with rows '{self.rows}' needs 'rows: {self.rows}' of all its sources")
         return self
 
 
@@ -119,6 +129,9 @@ class SplitSizes(Strict):
 class DataConfig(Strict):
     """Questions to train on and to be judged by."""
 
+    root: Path | None = Field(None, exclude_if=lambda value: value is None)
+    """Folder that relative paths of sources start at, for run files that leave open where the data lie; itself relative
+    to the current folder. In the resolved file the paths are absolute and it is gone."""
     source: SourceConfig
     """The in-domain source; divided by `splits`."""
     splits: SplitSizes = SplitSizes()

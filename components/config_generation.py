@@ -59,6 +59,12 @@ def open_ended_misfit(config: BaseModel) -> str | None:
     open_ended = open_ended_sources(config)
     if not open_ended:
         return None
+    averaged = sorted({"mc_dropout", "ensemble", "blob", "laplace"} & set(run.methods))
+    if averaged:
+        return (
+            f"'{averaged[0]}' averages the probabilities of options, and {open_ended[0]} has none; leave it out of "
+            "'methods'"
+        )
     if run.recalibrate:
         return f"'recalibrate' changes the scores of options, and {open_ended[0]} has none; leave it out"
     if run.gate is not None or run.tune is not None:
@@ -77,7 +83,9 @@ def _training_misfit(run: Any) -> str | None:
     methods, calm = set(run.methods), run.calm
     if run.data.test_source is not None and run.data.test_source.rows != "open":
         return "data.source has open-ended rows, so data.test_source, the test of the same kind, needs them too"
-    if {"calm", "calm_uq4ct"} & methods:
+    if binned := sorted({"cft", "rcft"} & methods):
+        return f"'{binned[0]}' learns from the probabilities of options, and data.source has none; leave it out"
+    if {"calm", "calm_uq4ct", "regularization", "iterate", "learned_ts"} & methods:
         if calm.entropy_over != "vocabulary":
             return "data.source has no options, so set calm.entropy_over to 'vocabulary'"
         if calm.stop.rule == "match" or (calm.stop.rule == "keep_best" and calm.stop.metric != "nll"):

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from components.config import RunConfig
 from components.errors import RunFileError
 from components.run_file_errors import boolean_errors, describe_errors
-from components.run_file_source import read_source
+from components.run_file_source import Source, read_source
 
 # Where results go, on how many workers they are made and who judges them does not change what they are.
 _OUTSIDE_HASH: Any = {
@@ -37,7 +37,8 @@ def load_run_file(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     """Read, override and check a run file.
 
     Args:
-        path: YAML 1.2. Relative `data.*.path` entries, overridden ones too, start at this file's folder.
+        path: YAML 1.2. Relative `data.*.path` entries, overridden ones too, start at `data.root`, and without it at
+            this file's folder.
         overrides: Each `section.key=value`; the value is a YAML scalar, a `[list]` or a `{mapping}`.
 
     Returns:
@@ -47,8 +48,19 @@ def load_run_file(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         RunFileError: Names every problem at once, one a line, as `file:line: dotted.field: problem`, or with
             `override 'text'` in the place of the file where an override is at fault.
     """
-    source = read_source(Path(path), overrides)
-    _anchor_data_paths(source.data, Path(path).resolve().parent)
+    return config_of(read_source(Path(path), overrides))
+
+
+def config_of(source: Source) -> RunConfig:
+    """Check what was read of a run file.
+
+    Args:
+        source: From `read_source`. Relative `data.*.path` entries become absolute in it.
+
+    Raises:
+        RunFileError: As `load_run_file`.
+    """
+    _anchor_data_paths(source.data, source.file.resolve().parent)
     problems = source.problems + boolean_errors(RunConfig, source)
     try:
         config = RunConfig.model_validate(source.data)
@@ -137,8 +149,21 @@ def _anchor_data_paths(data: dict[str, Any], folder: Path) -> None:
     section = data.get("data")
     if not isinstance(section, dict):
         return
+    if isinstance(section.get("root"), str):
+        # Given by hand where the run is started, unlike what stands in the file.
+        folder = Path(section["root"]).expanduser().resolve()
+        section["root"] = None
     ood = section.get("ood")
     others = ood.values() if isinstance(ood, dict) else ()
     for source in (section.get("source"), section.get("test_source"), *others):
-        if isinstance(source, dict) and isinstance(source.get("path"), str):
-            source["path"] = str((folder / Path(source["path"]).expanduser()).resolve())
+        _anchor_source(source, folder)
+
+
+def _anchor_source(source: Any, folder: Path) -> None:
+    if not isinstance(source, dict):
+        return
+    if isinstance(source.get("path"), str):
+        source["path"] = str((folder / Path(source["path"]).expanduser()).resolve())
+    if isinstance(source.get("sources"), list):
+        for part in source["sources"]:
+            _anchor_source(part, folder)

@@ -162,24 +162,26 @@ class Calibration:
         stage = f"evaluate/{method}"
         splits = self.evaluated_splits(method, data)
         fingerprint = None if adapter is None else sha256_of(adapter / METADATA_FILE)
-        if self.folder.is_done(stage):
+        folders = {split: self._split_folder(method, split) for split in splits}
+        # A method that is recalibrated in a further way may need a split that was not evaluated before.
+        kept = all((folder / "predictions.parquet").exists() for folder in folders.values())
+        if self.folder.is_done(stage) and kept:
             if self.folder.notes(stage)["adapter"] != fingerprint:
                 raise UsageError(
                     f"{self.folder.path} holds an evaluation of another adapter as '{method}'; use --overwrite or "
                     "another run name"
                 )
-            folders = {split: self._split_folder(method, split) for split in splits}
             return {split: read_any_predictions(folder / "predictions.parquet") for split, folder in folders.items()}
         from ray_jobs.evaluate import EvaluationJob, evaluate
 
         total = sum(len(data.splits[split]) for split in splits)
         with self.folder.stage(stage) as notes, self.reporter.task(f"evaluate {method}", total) as advance:
             notes["adapter"] = fingerprint
-            kept = self.folder.method(method) / "generated"
-            job = EvaluationJob(self.config, data, resolved, adapter, splits, kept)
+            generated = self.folder.method(method) / "generated"
+            job = EvaluationJob(self.config, data, resolved, adapter, splits, generated)
             found = evaluate(job, lambda done: advance(done, ""))
             self.keep(method, found, data)
-        shutil.rmtree(kept, ignore_errors=True)  # the predictions hold all of it
+        shutil.rmtree(generated, ignore_errors=True)  # the predictions hold all of it
         return found
 
     def evaluated_splits(self, method: str, data: PreparedData) -> list[str]:

@@ -24,6 +24,7 @@ from pipelines.pipeline_command import add_pipeline_command
 from pipelines.plan import add_plan_command
 from pipelines.registry_commands import add_registry_commands
 from pipelines.render_command import add_render_command
+from pipelines.suite_command import add_suite_command
 from pipelines.tune_command import add_tune_command
 
 INTERRUPTED = 130
@@ -143,12 +144,21 @@ def evaluate(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; one is enough to compare its methods.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders; one is enough to compare its methods. Or a suite's folder.")
+    ],
     json_: Json = False,
 ) -> None:
-    """Set the methods of one or several runs side by side, with paired intervals where the questions are the same."""
-    from pipelines.compare import compare_runs
+    """Set the methods of one or several runs side by side, with paired intervals where the questions are the same.
 
+    Of a suite's folder it makes the tables (Markdown, CSV, LaTeX) and figures, in the folder's `tables`.
+    """
+    from pipelines.compare import compare_runs
+    from pipelines.compare_suite import is_suite, print_suite
+
+    if len(runs) == 1 and is_suite(runs[0]):
+        print_suite(runs[0], json_)
+        return
     _print_summary(compare_runs(runs), json_)
 
 
@@ -212,6 +222,7 @@ def sync(
 add_job_commands(app)
 add_plan_command(app)
 add_tune_command(app)
+add_suite_command(app)
 add_render_command(app)
 add_registry_commands(app)
 add_pipeline_command(app)

@@ -232,6 +232,8 @@ def _check(config: RunConfig, arguments: Sequence[str], placement: Placement) ->
     data = config.data
     sources = {"data.source": data.source, "data.test_source": data.test_source}
     sources |= {f"data.ood.{name}": source for name, source in data.ood.items()}
+    for key, whole in [*sources.items()]:
+        sources |= {f"{key}.sources.{i}": part for i, part in enumerate(whole.sources or [] if whole else [])}
     places |= {f"{key}.path": source.path for key, source in sources.items() if source and source.path}
     model = config.model.name
     if model.startswith(("/", ".", "~")) or Path(model).is_dir():

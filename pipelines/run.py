@@ -13,6 +13,7 @@ from components.config import ROUTED_METHODS, SAMPLED_METHODS, MethodName, RunCo
 from components.errors import UsageError
 from components.evaluation.display import row_name
 from components.evaluation.expert_load import ExpertLoads
+from components.evaluation.head_summary import read_head_summary
 from components.evaluation.open_predictions import AnyPredictions
 from components.evaluation.predictions import FLC
 from components.evaluation.recalibrate import Recalibrated
@@ -85,7 +86,7 @@ def run(config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter:
             for name, result in stages.recalibrate(method, found[method], data).items():
                 found[name], recalibrated[name] = dict(result.predictions), result
         with stages.folder.stage("report"):
-            return _report(stages, data, found, recalibrated)
+            return report(stages, data, found, recalibrated)
 
 
 @contextmanager
@@ -120,12 +121,20 @@ def evaluate_method(
     return stages.evaluate(method, data, resolved, adapter)
 
 
-def _report(
+def report(
     stages: Calibration,
     data: PreparedData,
     found: dict[str, dict[str, AnyPredictions]],
     recalibrated: dict[str, Recalibrated],
 ) -> RunResult:
+    """Compares the methods of a run and writes its report.
+
+    Args:
+        stages: Of the run; its configuration's methods are all in `found`.
+        data: The prepared data.
+        found: Predictions by method, recalibrated ones included, then split.
+        recalibrated: What was fitted, by the recalibrated method's name.
+    """
     config, folder = stages.config, stages.folder
     tests = ["id", *config.data.ood]
     tested = {name: {split: by_split[split] for split in tests} for name, by_split in found.items()}
@@ -166,6 +175,8 @@ def _report(
         collapse_share=config.uq4ct.collapse_share,
         splits=[SplitFacts.of(split) for split in data.splits.values()],
         overlaps=overlap_sentences(data),
+        questions={split: data.splits[split] for split in tests},
+        heads={m: head for m in trained if (head := read_head_summary(folder.method(m) / "adapter")) is not None},
     )
     index = write_report(inputs, folder.path / "report")
     stages.logger.log_artifact(folder.path / "report")

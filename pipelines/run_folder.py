@@ -16,13 +16,17 @@ from filelock import FileLock, Timeout
 from components.config import RunConfig
 from components.errors import UsageError
 from components.files import write_json
-from components.run_file import config_hash, git_state, save_resolved
+from components.run_file import config_hash, git_state, load_run_file, save_resolved
 from pipelines.signals import sigterm_interrupts
 
 RUN_FILE, STATE = "config.resolved.yaml", "run.json"
 PACKAGES = ("caltune", "torch", "transformers", "peft", "deepspeed", "ray", "mlflow", "datasets")
 
-OnExisting = Literal["refuse", "resume", "overwrite"]
+METHODS_ALONE = ("methods", "recalibrate")
+"""Keys that say which methods a run has, and nothing of how any of them is made."""
+
+OnExisting = Literal["refuse", "resume", "overwrite", "extend"]
+"""What to do with a folder that has something in it. `extend` goes on with the run and may add methods to it."""
 
 
 class RunFolder:
@@ -114,11 +118,35 @@ def _existing_state(config: RunConfig, path: Path, on_existing: OnExisting) -> d
         shutil.rmtree(path)
         return None
     state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+    if on_existing == "extend":
+        return _extended(state, config, path)
     if state["config_hash"] != config_hash(config):
         raise UsageError(
             f"{path} was started with other settings; resume with {path / RUN_FILE}, or start anew with --overwrite"
         )
     return state
+
+
+def _extended(state: dict[str, Any], config: RunConfig, path: Path) -> dict[str, Any] | None:
+    """The state under a configuration that may have other methods; None where the run had not begun."""
+    if not (path / RUN_FILE).is_file():
+        return None  # it ended between its state and its run file, which are written one after the other
+    refuse_other_settings(config, path)
+    return state | {"config_hash": config_hash(config)}
+
+
+def refuse_other_settings(config: RunConfig, path: Path) -> None:
+    """Checks that the run in a folder differs from `config` in its methods at most.
+
+    Raises:
+        UsageError: It differs in something else.
+    """
+    before = load_run_file(path / RUN_FILE)
+    if config_hash(before, METHODS_ALONE) != config_hash(config, METHODS_ALONE):
+        raise UsageError(
+            f"{path} was started with other settings than its methods; compare {path / RUN_FILE}, and delete the "
+            "folder or choose another output folder"
+        )
 
 
 def _new_state(config: RunConfig) -> dict[str, Any]:

@@ -121,7 +121,8 @@ class PromptEncoder:
         if isinstance(question, OpenQuestion):
             # A model that does not learn to end an answer goes on talking behind it.
             end = () if self.tokenizer.eos_token_id is None else (int(self.tokenizer.eos_token_id),)  # type: ignore[arg-type]
-            options = (self._continuation(question, prompt_text, prompt, question.answers[0]) + end,)
+            said = self._continuation(question, prompt_text, prompt, question.answers[0])
+            options: tuple[tuple[int, ...], ...] = (said + end,)
         else:
             letters = tuple(LETTERS[: len(question.choices)])
             answers = question.choices if self.config.scoring == "text" else letters

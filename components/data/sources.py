@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from components.config_data import SourceConfig
@@ -44,6 +46,8 @@ def _read(config: SourceConfig, seed: int, name: str, base_folder: Path) -> Ques
     path = base_folder / Path(str(config.path))
     if config.kind == "facts":
         return build_facts(str(config.domain), seed, config.groups)
+    if config.sources is not None:
+        return _mixture(config.sources, seed, name, base_folder)
     if config.rows == "open":
         from_file = config.kind == "file"
         rows = read_open_questions(path, config.columns, name) if from_file else read_hub_open_questions(config)
@@ -51,6 +55,32 @@ def _read(config: SourceConfig, seed: int, name: str, base_folder: Path) -> Ques
     if config.kind == "file":
         return read_questions(path, config.columns, name)
     return read_hub_questions(config, name)
+
+
+def _mixture(sources: Sequence[SourceConfig], seed: int, name: str, base_folder: Path) -> QuestionSet:
+    """The sources one after the other; what two of them call alike is told apart by the source's name."""
+    questions: list[AnyQuestion] = []
+    read: list[str] = []
+    for label, source in zip(_labels(sources), sources, strict=True):
+        part = load_source(source, seed, name, base_folder)
+        read.append(part.source)
+        questions += [
+            replace(question, id=f"{label}/{question.id}", group=question.group or label) for question in part
+        ]
+    return make_set(name, questions, " + ".join(read))
+
+
+def _labels(sources: Sequence[SourceConfig]) -> list[str]:
+    """A short name for each source of a mixture, no two alike."""
+    names = [_label(source) for source in sources]
+    counted = Counter(names)
+    return [f"{name}-{names[:i].count(name) + 1}" if counted[name] > 1 else name for i, name in enumerate(names)]
+
+
+def _label(source: SourceConfig) -> str:
+    if source.path is not None:
+        return f"{source.path.parent.name}-{source.path.name.partition('.')[0]}".strip("-")
+    return str(source.domain or source.preset or source.repository)
 
 
 def keep_groups(questions: Sequence[AnyQuestion], groups: Sequence[str], source: str) -> tuple[AnyQuestion, ...]:

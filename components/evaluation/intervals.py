@@ -117,7 +117,7 @@ def paired_bootstrap(
             for counts in bootstrap_counts(len(a), config.bootstrap, seed)
         ]
     )
-    return PairedDifference(difference, *percentile_interval(draws, config.level), _two_sided_p(draws))
+    return PairedDifference(difference, *percentile_interval(draws, config.level), two_sided_p(draws))
 
 
 def same_questions(a: AnyPredictions, b: AnyPredictions) -> bool:
@@ -137,7 +137,8 @@ def percentile_interval(draws: FloatArray, level: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _two_sided_p(draws: FloatArray) -> float:
+def two_sided_p(draws: FloatArray) -> float:
+    """As `PairedDifference.p_value`, of the draws of a difference."""
     defined = draws[~np.isnan(draws)]
     if defined.size == 0:
         return float("nan")

@@ -16,7 +16,9 @@ from numpy.typing import ArrayLike
 from components.data.schema import QuestionSet
 from components.errors import CaltuneError
 from components.evaluation import display
+from components.evaluation.confident_errors import ConfidentError, confident_errors
 from components.evaluation.expert_load import ExpertLoads, expert_load_figure
+from components.evaluation.head_summary import HeadSummary
 from components.evaluation.open_predictions import AnyPredictions, OpenPredictions
 from components.evaluation.plot_style import DPI, save_png
 from components.evaluation.plots import (
@@ -26,7 +28,9 @@ from components.evaluation.plots import (
     reliability_grid,
     risk_coverage,
 )
+from components.evaluation.predictions import Predictions
 from components.evaluation.ranking import coverage_at_risk
+from components.evaluation.shift_plot import shift_plot
 from components.evaluation.summary import rows_of_predictions, summarise
 from components.evaluation.tables import low_mass_warnings
 from components.evaluation.training_curves import Trace, training_curves
@@ -118,6 +122,8 @@ class ReportInputs:
         collapse_share: Part of a router's tokens above which one expert serves too many.
         splits: The data, test splits included.
         overlaps: Sentences on questions that stand in two splits.
+        questions: Test questions by split, for the texts of those that are answered wrongly.
+        heads: What each method's calibration head has learned.
     """
 
     run: str
@@ -140,6 +146,8 @@ class ReportInputs:
     collapse_share: float = 0.9
     splits: Sequence[SplitFacts] = ()
     overlaps: Sequence[str] = ()
+    questions: Mapping[str, QuestionSet] = field(default_factory=dict)
+    heads: Mapping[str, HeadSummary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,8 @@ def write_report(inputs: ReportInputs, folder: Path) -> Path:
         raise CaltuneError(f"run '{inputs.run}' has no evaluated method to report; evaluate one first")
     summary = summarise(inputs.run, inputs.metrics, inputs.comparisons, inputs.chosen_sources)
     images = _images(inputs)
+    shift = shift_plot(display.rows_of(summary), display.splits_of(summary))
+    images["shift"] = [] if shift is None else [_Image("shift.png", "In domain against out of domain", shift)]
     for group in images.values():
         for image in group:
             save_png(folder / image.name, image.content)
@@ -209,6 +219,7 @@ def _render(inputs: ReportInputs, summary: Mapping[str, Any], images: Mapping[st
         flc_levels=FLC_LEVELS,
         isotonic_levels=ISOTONIC_LEVELS,
         coverage=_coverage(inputs),
+        errors=_errors(inputs),
         computed=_first_metrics(inputs)["computed"],
         bins_of={split: _bins(inputs, split) for split in display.splits_of(summary)},
         open_ended=_open_ended(inputs),
@@ -266,6 +277,16 @@ def _pairs(inputs: ReportInputs) -> dict[str, dict[str, Pair]]:
     return pairs
 
 
+def _errors(inputs: ReportInputs) -> dict[str, list[ConfidentError]]:
+    """The most over-confident errors of each split with options; recalibrated methods take part."""
+    by_split: dict[str, dict[str, Predictions]] = {}
+    for method, own in inputs.predictions.items():
+        for split, found in own.items():
+            if isinstance(found, Predictions):
+                by_split.setdefault(split, {})[method] = found
+    return {split: confident_errors(found, inputs.questions.get(split)) for split, found in by_split.items()}
+
+
 def _coverage(inputs: ReportInputs) -> dict[str, dict[str, list[float]]]:
     """Share of questions that can be answered at each of `RISKS`, by row and split."""
     return {
@@ -287,7 +308,7 @@ def _open_ended(inputs: ReportInputs) -> list[str]:
 
 def _bins(inputs: ReportInputs, split: str | None = None) -> int:
     """Bins of a split, or of the first."""
-    of_split = [by_split[split] for by_split in inputs.metrics.values() if split in by_split]
+    of_split = [by_split[split] for by_split in inputs.metrics.values() if split and split in by_split]
     return int((of_split or [_first_metrics(inputs)])[0]["computed"]["bins"])
 
 

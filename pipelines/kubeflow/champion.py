@@ -55,7 +55,8 @@ def evaluate_on_fresh_data(folder: str, metrics: Figures) -> str | None:
     ):
         found = stages.evaluate(RAW if kind else CHAMPION, data, resolved, files)
         if kind:
-            stages.keep(CHAMPION, recalibrated(found, kind, files / f"{kind}.json"), data)
+            among_options = {split: of for split, of in found.items() if isinstance(of, Predictions)}
+            stages.keep(CHAMPION, recalibrated(among_options, kind, files / f"{kind}.json"), data)
         note_champion(Path(folder), model, champion.number)
         show(metrics, stages.metrics([CHAMPION], test_splits(config)))
     return champion.number

@@ -87,7 +87,8 @@ training:
             "hyphens, at most 47 characters.",
             "run.yaml:2: seed: expected a whole number, got true",
             "run.yaml:3: learning_rate: unknown key, did you mean 'training.learning_rate'?",
-            "run.yaml:6: data.source.kind: must be 'facts', 'file' or 'hub', got 'factz', did you mean 'facts'?",
+            "run.yaml:6: data.source.kind: must be 'facts', 'file', 'hub' or 'mixture', "
+            "got 'factz', did you mean 'facts'?",
             "run.yaml:8: data.ood.other: kind 'facts' needs 'domain' (geography or chemistry)",
             "run.yaml:11: model.adapter.target_modules: expected text or a list of texts, got ['q_proj', 3]",
             "run.yaml:12: methods.0: must be " + methods_in_words() + ", got 'sftt', did you mean 'sft'?",

@@ -1,0 +1,78 @@
+"""The shipped suites: each names run files and methods that exist, and takes local data from where it is told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from ruamel.yaml import YAML
+
+from components.config import MethodName
+from components.data.prepare import prepare
+from components.suite_file import SuitePlan, load_suite_file
+
+ROOT = Path(__file__).resolve().parents[1]
+SUITES = sorted((ROOT / "ray_jobs" / "configs" / "suites").glob("*.yaml"))
+
+
+def load(path: Path, folder: Path, overrides: tuple[str, ...] = ()) -> SuitePlan:
+    """The suite with the methods that there are; recalibrations follow the run files' own."""
+    content: dict[str, Any] = YAML(typ="safe").load(path.read_text())
+    content["methods"] = [name for name in content["methods"] if name in get_args(MethodName)]
+    for run in content["runs"]:
+        run["file"] = str((path.parent / run["file"]).resolve())
+        run["set"] = [text for text in run.get("set", []) if not text.startswith("recalibrate=")]
+    (folder / path.name).write_text(json.dumps(content))
+    return load_suite_file(folder / path.name, overrides)
+
+
+@pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
+def test_every_shipped_suite_loads(path, tmp_path):
+    plan = load(path, tmp_path)
+    assert len(plan.runs) == len(plan.config.runs) * len(plan.config.seeds)
+    assert plan.config.suite == path.stem
+    assert {"base", "sft"} <= set(plan.runs[0].config.methods)
+
+
+def test_every_protocol_belongs_to_a_suite(tmp_path):
+    named = {run.file.name for path in SUITES for run in load(path, tmp_path).config.runs}
+    assert named == {path.name for path in (ROOT / "ray_jobs" / "configs" / "protocols").glob("*.yaml")}
+
+
+def write_data(folder: Path) -> None:
+    """A few rows in the layout that the CPU-size run files name."""
+    for name in ("arc_easy/train.jsonl.gz", "arc_easy/test.jsonl.gz", "openbookqa/train.jsonl.gz"):
+        _rows(folder / name, 40)
+    _rows(folder / "openbookqa/test.jsonl", 40)
+    _rows(folder / "mmlu/test.jsonl.gz", 40, subject="virology", group="health")
+
+
+def _rows(path: Path, count: int, **more: str) -> None:
+    import gzip
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"id": f"{path.parent.name}-{i}", "question": f"{path} {i}?", "choices": ["x", "y"], "answer": 0, **more}
+        for i in range(count)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def test_the_cpu_suites_mixture_is_read_from_data_root(tmp_path):
+    write_data(tmp_path / "data")
+    sizes = "data.splits={train: 30, calibration: 8, validation: 8, test: 12}"
+    plan = load(ROOT / "ray_jobs/configs/suites/cpu.yaml", tmp_path, (f"data.root={tmp_path / 'data'}", sizes))
+    config = next(run.config for run in plan.runs if run.name == "mcqa")
+    data = prepare(config, tmp_path / "out", tmp_path)
+    assert {name: len(split) for name, split in data.splits.items()} == {
+        "train": 30,
+        "calibration": 8,
+        "validation": 8,
+        "id": 12,
+        "mmlu": 12,
+    }
+    groups = [question.group for question in data.splits["id"]]
+    assert groups.count("arc_easy-test") == groups.count("openbookqa-test") == 6
