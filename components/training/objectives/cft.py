@@ -64,11 +64,15 @@ class BinAccuracy:
 
     def tensors(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Accuracy in [0, 1] and count >= 1 of each bin [10], empty ones filled from the nearest; typed as `like`."""
-        filled = [b for b in range(BINS) if self.count[b] > 0]
-        source = [min(filled, key=lambda b, here=here: (abs(b - here), b)) for here in range(BINS)]  # type: ignore[misc]
+        source = [self._nearest(b) for b in range(BINS)]
         accuracy = [self.correct[b] / self.count[b] for b in source]
         count = [float(self.count[b]) for b in source]
         return like.new_tensor(accuracy), like.new_tensor(count)
+
+    def _nearest(self, here: int) -> int:
+        """The filled bin nearest to one, itself if it is; of two the lower."""
+        filled = (b for b in range(BINS) if self.count[b] > 0)
+        return min(filled, key=lambda b: (abs(b - here), b))
 
 
 def targets(log_p: Tensor, exists: Tensor, accuracy: Tensor) -> Tensor:

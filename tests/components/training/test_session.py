@@ -165,7 +165,7 @@ def test_cft_measures_the_base_model_once(job):
     task = job("measured", "cft")
     with pytest.raises(Killed):
         train(task, stop_at=5)
-    manifest = task.folder / "checkpoints" / "step-00000004" / "manifest.json"
+    manifest = task.folder / "checkpoints" / "step-00000004" / "checkpoint.json"
     content = json.loads(manifest.read_text())
     assert sum(content["written"]["estimates"]["count"]) == 24
     content["written"]["estimates"] = {"correct": [1] * 10, "count": [2] * 10}
@@ -173,7 +173,7 @@ def test_cft_measures_the_base_model_once(job):
     session, _ = train(task, resume=True)
     assert session.lower.bins == BinAccuracy((1,) * 10, (2,) * 10)
     last = sorted((task.folder / "checkpoints").glob("step-*"))[-1]
-    assert json.loads((last / "manifest.json").read_text())["written"]["estimates"] == content["written"]["estimates"]
+    assert json.loads((last / "checkpoint.json").read_text())["written"]["estimates"] == content["written"]["estimates"]
 
 
 @pytest.mark.parametrize("method", ["sft", "cft", "regularization", "iterate", "learned_ts"])
