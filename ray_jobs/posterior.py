@@ -62,7 +62,7 @@ def fit_posterior(job: PosteriorJob, on_progress: Callable[[int], None]) -> dict
     pad_id = int(tokenizer.pad_token_id)  # type: ignore[arg-type]
     work = (config, job.resolved, job.adapter.resolve(), questions, pad_id)
     apart = config.evaluation.actors > 1 or config.resources.use_gpu
-    posterior = None
+    posterior: Posterior | None = None
     for item in _in_a_task(config, work) if apart else fitting(*work, device="cpu"):
         if isinstance(item, int):
             on_progress(item)

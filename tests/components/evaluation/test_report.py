@@ -22,12 +22,22 @@ from components.evaluation import display, plots
 from components.evaluation.expert_load import ExpertLoads
 from components.evaluation.metrics_file import evaluate_predictions
 from components.evaluation.predictions import Predictions
-from components.evaluation.report import FlcTemperatureNote, ReportInputs, SplitFacts, TemperatureNote, write_report
+from components.evaluation.report import (
+    FlcTemperatureNote,
+    IsotonicNote,
+    ReportInputs,
+    SplitFacts,
+    TemperatureNote,
+    VectorScalingNote,
+    write_report,
+)
 from components.evaluation.summary import compare, summarise
 from components.evaluation.tables import low_mass_warnings, print_summary
 from components.evaluation.training_curves import training_curves
 from components.posthoc.flc_temperature import FlcTemperature
+from components.posthoc.isotonic import IsotonicFit
 from components.posthoc.temperature import FittedTemperature
+from components.posthoc.vector_scaling import VectorScaling
 
 Simulate = Callable[..., Predictions]
 CONFIG = EvaluationConfig(bootstrap=100, bins=10)
@@ -216,6 +226,26 @@ def test_report_shows_temperatures_from_router_confidence(simulate: Simulate, tm
     row = at + words[at:].index("uq4ct+flc_temperature")
     figures = ["4.00", "2.52", "1.59", "1.00", "1.00", "1.00", "1.25", "2.75"]
     assert words[row + 1 : row + 11] == ["calibration", "137", *figures]
+
+
+def test_report_shows_scales_offsets_and_steps(simulate: Simulate, tmp_path: Path) -> None:
+    """At 1 / T = .5 two positions; of steps that go from .2 at .5 to .8 at .9, .35 at .6 and .8 from .9 on."""
+    scaling = VectorScaling([0.75, 0.25], [0.5, -0.5], 2.0, 0.9, 0.8, 0.7, 120, 9, True)
+    steps = IsotonicFit([0.5, 0.9], [0.2, 0.8], 121)
+    inputs = _run(
+        simulate,
+        vector_scalings={"sft+vector_scaling": VectorScalingNote(scaling, "validation")},
+        isotonic={"sft+isotonic": IsotonicNote(steps, "validation and validation_shift")},
+    )
+    page = _Page(write_report(inputs, tmp_path).read_text())
+    assert page.open == []
+    words = [word for word in page.words if word]
+    row = words.index("sft+vector_scaling")
+    numbers = ["validation", "120", "0.50", "0.75 0.25", "+0.50 -0.50", "0.900", "0.800", "0.700"]
+    assert words[row + 1 : row + 9] == numbers
+    row = words.index("sft+isotonic")
+    numbers = ["validation and validation_shift", "121", "0.20", "0.20", "0.20", "0.35", "0.50", "0.65", "0.80", "0.80"]
+    assert words[row + 1 : row + 11] == numbers
 
 
 def test_both_sources_of_a_method_stand_side_by_side(simulate: Simulate, tmp_path: Path) -> None:
