@@ -15,7 +15,7 @@ import numpy as np
 
 from components.config import EvaluationConfig
 from components.evaluation.checks import FloatArray
-from components.evaluation.intervals import bootstrap_counts, percentile_interval
+from components.evaluation.intervals import bootstrap_counts, percentile_interval, same_questions
 from components.evaluation.metrics import draws_of, metric_value
 from components.evaluation.predictions import Predictions
 
@@ -47,11 +47,6 @@ class Difference:
     ci_high: float
     questions: tuple[int, int]
     kind: str
-
-
-def same_questions(a: Predictions, b: Predictions) -> bool:
-    """Whether both answered the same questions, in the same order and with the same right answers."""
-    return a.ids == b.ids and np.array_equal(a.gold, b.gold)
 
 
 def difference(

@@ -66,9 +66,11 @@ def evaluated(job: TrainingJob, adapter: Path | None, kept: Path | None = None) 
     return found
 
 
-@pytest.mark.parametrize("method", ["sft", "calm", "uq4ct"])
+@pytest.mark.parametrize(
+    "method", ["calm", pytest.param("sft", marks=pytest.mark.slow), pytest.param("uq4ct", marks=pytest.mark.slow)]
+)
 def test_train_and_answer(job: Callable[[str], TrainingJob], method: str) -> None:
-    """The loss falls; nothing is said of options that are not there; routers add a source."""
+    """Nothing is said of options that are not there, and routers add a source."""
     training, rows = job(method), []
     judge = lambda scores: traced_metrics(scores, 10)  # noqa: E731
     session = Session(training, Process(), judge, on_step=lambda step, row: rows.append(row))
