@@ -101,7 +101,7 @@ def _in_a_task(config: RunConfig, work: tuple[Any, ...]) -> Iterator[Any]:
 
     connect()
     cores, gpus = resources_per_actor(config.resources, 1)
-    remote = ray.remote(fitting).options(num_returns="streaming", num_cpus=cores, num_gpus=gpus)
+    remote: Any = ray.remote(fitting).options(num_returns="streaming", num_cpus=cores, num_gpus=gpus)
     try:
         for item in remote.remote(*work, device="cuda" if gpus else "cpu"):
             yield ray.get(item)

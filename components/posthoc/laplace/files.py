@@ -92,7 +92,7 @@ def _block(path: Path, layer: LoraLayer, tensors: Mapping[str, Tensor]) -> Block
 
 
 def _figures(path: Path, described: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: described.get(name) for name in _FIGURES}
+    numbers: dict[str, Any] = {name: described.get(name) for name in _FIGURES}
     for name, value in numbers.items():
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ModelError(f"{path}: '{name}' is {value!r}, which a posterior cannot have")
