@@ -23,6 +23,7 @@ from components.training.expert_load import LOAD_FILE
 from components.training.methods import METHODS
 from pipelines.progress import Reporter
 from pipelines.run_folder import RunFolder
+from pipelines.sentences import collapse_sentence, headline, overlap_sentences, start_sentences
 
 if TYPE_CHECKING:
     from components.data.prepare import PreparedData
@@ -123,7 +124,7 @@ class Calibration:
                 nonlocal shown, collapsed
                 step = int(row["step"])
                 logger.log_metrics({k: v for k, v in row.items() if k != "step"}, step)
-                advance(step - shown, _headline(row))
+                advance(step - shown, headline(row))
                 shown = step
                 if not collapsed and row.get("max_expert_share", 0.0) > self.config.uq4ct.collapse_share:
                     collapsed = True
@@ -281,42 +282,7 @@ def _reference(data: PreparedData) -> tuple[str, ...]:
     return tuple(name for name in ("calibration", "validation", "validation_shift") if len(data.splits.get(name, ())))
 
 
-def _headline(row: Mapping[str, float]) -> str:
-    """The few numbers worth showing beside a progress bar."""
-    shown = ("loss", "g", "f", "mean_tau", "flc_mean", "correct_share", "validation/nll", "validation/ece")
-    return "  ".join(f"{key} {row[key]:.3f}" for key in shown if key in row)
-
-
-def start_sentences(method: str, start: Start) -> list[str]:
-    """What a person should know of a start of workers."""
-    sentences = [f"{method}: {sentence}" for sentence in start.passed_over]
-    if start.number > 1:
-        sentences.append(
-            f"{method}: workers were lost, or there is room for more; {start.workers} go on from step {start.from_step}"
-        )
-    return sentences
-
-
-def collapse_sentence(method: str, row: Mapping[str, float]) -> str:
-    """A router that hardly chooses any more, in words."""
-    return (
-        f"{method}, step {int(row['step'])}: a router sends {row['max_expert_share']:.0%} of its tokens to one expert "
-        f"first; see {LOAD_FILE}, raise uq4ct.balance_weight or lower uq4ct.router_learning_rate"
-    )
-
-
 def storage_of(config: RunConfig, method: str) -> str | None:
     """Shared storage's folder of a method; None where workers share the run's folder."""
     path = config.resources.storage_path
     return None if path is None else joined(path, f"{config.run}/{method}")
-
-
-def overlap_sentences(data: PreparedData) -> list[str]:
-    """Questions that stand in two splits, in words."""
-    policy = data.manifest["overlap_policy"]
-    did = "dropped from the earlier one" if policy == "drop" else "kept"
-    return [
-        f"{overlap.questions} question texts stand in {overlap.first} and in {overlap.second} "
-        f"({overlap.same_choices} with the same choices); {did}"
-        for overlap in data.overlaps
-    ]

@@ -37,9 +37,10 @@ from components.tracking.mlflow_logger import open_logger
 from components.training.expert_load import LOAD_FILE
 from components.training.methods import METHODS
 from components.training.trace import read_trace
-from pipelines.calibrate import Calibration, overlap_sentences
+from pipelines.calibrate import Calibration
 from pipelines.progress import Reporter
 from pipelines.run_folder import RUN_FILE, OnExisting, open_run_folder
+from pipelines.sentences import overlap_sentences
 
 if TYPE_CHECKING:
     from components.data.prepare import PreparedData
