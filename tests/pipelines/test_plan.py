@@ -139,7 +139,7 @@ def test_the_documented_table_is_what_the_command_prints(monkeypatch: pytest.Mon
 def test_several_adapters_take_their_time_and_blob_its_own_layout(invoke: Callable[..., Result]) -> None:
     """Three members take three times the steps of one; blob's second step goes past DeepSpeed, so it has no stages."""
     methods = ["sft", "mc_dropout", "ensemble", "blob"]
-    result = invoke("--json", "--max-gpus", "2", methods=methods, recalibrate={}, ensemble={"members": 3})
+    result = invoke("--json", "--max-gpus", "1", methods=methods, recalibrate={}, ensemble={"members": 3})
     assert result.exit_code == 0, result.output
     plans = json.loads(result.stdout)["methods"]
     hours = {name: plans[name]["gpu_hours"]["without gradient checkpointing"] for name in methods}
