@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any
 from components.config import HEAD_METHODS, MethodName, RecalibrationName, RunConfig
 from components.errors import UsageError
 from components.evaluation.metrics_file import evaluate_predictions, read_metrics, write_metrics
-from components.evaluation.open_predictions import AnyPredictions, read_any_predictions, write_any_predictions
-from components.evaluation.predictions import Predictions
+from components.evaluation.open_predictions import (
+    AnyPredictions,
+    among_options,
+    read_any_predictions,
+    write_any_predictions,
+)
 from components.files import write_json
 from components.storage import joined
 from components.tracking.logger import Logger, ending
@@ -229,8 +233,7 @@ class Calibration:
         results = {}
         for name, (kind, splits) in self.recalibrations(method, data).items():
             with self.folder.stage(f"recalibrate/{name}") as notes:
-                among_options = {split: of for split, of in found.items() if isinstance(of, Predictions)}
-                result = recalibrate(kind, among_options, splits)
+                result = recalibrate(kind, among_options(found), splits)
                 notes["fitted_on"] = list(splits)
                 write_json(self.folder.method(name) / f"{kind}.json", {**vars(result.fitted), **notes})
                 self.keep(name, result.predictions, data)

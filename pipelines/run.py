@@ -85,7 +85,7 @@ def run(config: RunConfig, base_folder: Path, on_existing: OnExisting, reporter:
             stages.train(method, resolved, resume=on_existing == "resume")
             found[method] = evaluate_method(stages, method, data, resolved)
             for name, result in stages.recalibrate(method, found[method], data).items():
-                found[name], recalibrated[name] = dict(result.predictions), result
+                found[name], recalibrated[name] = {**result.predictions}, result
         with stages.folder.stage("report"):
             return report(stages, data, found, recalibrated)
 

@@ -7,6 +7,7 @@ depends on the source.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -151,6 +152,11 @@ class OpenPredictions:
 
 AnyPredictions = Predictions | OpenPredictions
 """Either has ids, sources and, for each source, a pair (confidence, correctness)."""
+
+
+def among_options(found: Mapping[str, AnyPredictions]) -> dict[str, Predictions]:
+    """Predictions of the multiple-choice splits, by split."""
+    return {split: predictions for split, predictions in found.items() if isinstance(predictions, Predictions)}
 
 
 def write_any_predictions(path: Path, predictions: AnyPredictions) -> None:

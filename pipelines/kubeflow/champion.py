@@ -40,6 +40,7 @@ def evaluate_on_fresh_data(folder: str, metrics: Figures) -> str | None:
     Returns:
         The champion's version; None where there is none.
     """
+    from components.evaluation.open_predictions import among_options
     from components.registry.candidate import note_champion
     from pipelines.run import opened
 
@@ -55,8 +56,7 @@ def evaluate_on_fresh_data(folder: str, metrics: Figures) -> str | None:
     ):
         found = stages.evaluate(RAW if kind else CHAMPION, data, resolved, files)
         if kind:
-            among_options = {split: of for split, of in found.items() if isinstance(of, Predictions)}
-            stages.keep(CHAMPION, recalibrated(among_options, kind, files / f"{kind}.json"), data)
+            stages.keep(CHAMPION, recalibrated(among_options(found), kind, files / f"{kind}.json"), data)
         note_champion(Path(folder), model, champion.number)
         show(metrics, stages.metrics([CHAMPION], test_splits(config)))
     return champion.number
