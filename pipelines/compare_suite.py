@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.config import RunConfig
 from components.errors import UsageError
+from components.evaluation.open_predictions import OpenPredictions, read_any_predictions
 from components.evaluation.plot_style import save_png
-from components.evaluation.predictions import read_predictions
 from components.evaluation.seed_bootstrap import Side
 from components.evaluation.suite_plots import RANKED, accuracy_ece_plot, rank_plot
 from components.evaluation.suite_tables import COLUMNS, DRAWS, SuiteTable, build_table
@@ -72,7 +72,10 @@ def compare_suite(folder: Path, say: Callable[[str], None], draws: int = DRAWS) 
         own = [cell for cell in done if cell["name"] == data]
         for split in ("id", *configs[own[0]["folder"]].data.ood):
             say(f"table: {data}, {split}")
-            tables.append(build_table(data, split, _sides(folder, own, split), bins=bins, level=level, draws=draws))
+            sides = _sides(folder, own, split)
+            answered = next(iter(next(iter(sides.values())).predictions.values()))
+            used = bins.of_free_answers if isinstance(answered, OpenPredictions) else bins.among_options
+            tables.append(build_table(data, split, sides, bins=used, level=level, draws=draws))
     files = write_tables(tables, folder / TABLES) + _figures(tables, folder / TABLES)
     missing = [f"{cell['folder']} {cell['method']}: {cell['state']}" for cell in cells if cell["state"] != "done"]
     return SuiteComparison(tables, files, missing)
@@ -96,11 +99,22 @@ def print_suite(folder: Path, as_json: bool) -> None:
     print(f"tables and figures: {folder / TABLES}", file=sys.stderr)
 
 
-def _judged_alike(configs: dict[str, RunConfig]) -> tuple[int, float]:
-    found = {(config.evaluation.bins, config.evaluation.level): run for run, config in configs.items()}
+class _Bins(NamedTuple):
+    among_options: int
+    of_free_answers: int
+
+
+def _judged_alike(configs: dict[str, RunConfig]) -> tuple[_Bins, float]:
+    found = {
+        (_Bins(config.evaluation.bins, config.generation.bins), config.evaluation.level): run
+        for run, config in configs.items()
+    }
     if len(found) > 1:
-        told = "; ".join(f"{run}: bins {bins}, level {level}" for (bins, level), run in found.items())
-        raise UsageError(f"the runs of the suite were judged differently ({told}); set evaluation.bins for all of them")
+        told = "; ".join(f"{run}: bins {bins[0]} and {bins[1]}, level {level}" for (bins, level), run in found.items())
+        raise UsageError(
+            f"the runs of the suite were judged differently ({told}); set evaluation.bins and generation.bins for all "
+            "of them"
+        )
     return next(iter(found))
 
 
@@ -112,7 +126,7 @@ def _sides(folder: Path, cells: list[dict[str, Any]], split: str) -> dict[str, S
         for cell in (cell for cell in cells if cell["method"] == method):
             for name in _with_recalibrations(folder / cell["folder"], method):
                 path = folder / cell["folder"] / name / "evaluation" / split / "predictions.parquet"
-                predictions = read_predictions(path)
+                predictions = read_any_predictions(path)
                 for row, source in rows_of_predictions(name, predictions):
                     found.setdefault(row, {})[cell["seed"]] = predictions
                     sources[row] = source

@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
-from ruamel.yaml import YAML
 
-from components.config import MethodName
 from components.data.prepare import prepare
-from components.suite_file import SuitePlan, load_suite_file
+from components.suite_file import load_suite_file
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = sorted((ROOT / "ray_jobs" / "configs" / "suites").glob("*.yaml"))
 
 
-def load(path: Path, folder: Path, overrides: tuple[str, ...] = ()) -> SuitePlan:
-    """The suite with the methods that there are; recalibrations follow the run files' own."""
-    content: dict[str, Any] = YAML(typ="safe").load(path.read_text())
-    content["methods"] = [name for name in content["methods"] if name in get_args(MethodName)]
-    for run in content["runs"]:
-        run["file"] = str((path.parent / run["file"]).resolve())
-        run["set"] = [text for text in run.get("set", []) if not text.startswith("recalibrate=")]
-    (folder / path.name).write_text(json.dumps(content))
-    return load_suite_file(folder / path.name, overrides)
-
-
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
-def test_every_shipped_suite_loads(path, tmp_path):
-    plan = load(path, tmp_path)
+def test_every_shipped_suite_loads(path):
+    plan = load_suite_file(path, ())
     assert len(plan.runs) == len(plan.config.runs) * len(plan.config.seeds)
     assert plan.config.suite == path.stem
     assert {"base", "sft"} <= set(plan.runs[0].config.methods)
 
 
-def test_every_protocol_belongs_to_a_suite(tmp_path):
-    named = {run.file.name for path in SUITES for run in load(path, tmp_path).config.runs}
+def test_every_protocol_belongs_to_a_suite():
+    named = {run.file.name for path in SUITES for run in load_suite_file(path, ()).config.runs}
     assert named == {path.name for path in (ROOT / "ray_jobs" / "configs" / "protocols").glob("*.yaml")}
 
 
@@ -64,7 +50,7 @@ def _rows(path: Path, count: int, **more: str) -> None:
 def test_the_cpu_suites_mixture_is_read_from_data_root(tmp_path):
     write_data(tmp_path / "data")
     sizes = "data.splits={train: 30, calibration: 8, validation: 8, test: 12}"
-    plan = load(ROOT / "ray_jobs/configs/suites/cpu.yaml", tmp_path, (f"data.root={tmp_path / 'data'}", sizes))
+    plan = load_suite_file(ROOT / "ray_jobs/configs/suites/cpu.yaml", (f"data.root={tmp_path / 'data'}", sizes))
     config = next(run.config for run in plan.runs if run.name == "mcqa")
     data = prepare(config, tmp_path / "out", tmp_path)
     assert {name: len(split) for name, split in data.splits.items()} == {

@@ -16,9 +16,15 @@ import numpy as np
 
 from components.errors import CaltuneError
 from components.evaluation.checks import FloatArray
-from components.evaluation.intervals import PairedDifference, bootstrap_counts, percentile_interval, two_sided_p
+from components.evaluation.intervals import (
+    PairedDifference,
+    bootstrap_counts,
+    percentile_interval,
+    same_questions,
+    two_sided_p,
+)
 from components.evaluation.metrics import draws_of, metric_value
-from components.evaluation.predictions import Predictions
+from components.evaluation.open_predictions import AnyPredictions
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Side:
         source: Confidence source.
     """
 
-    predictions: Mapping[int, Predictions]
+    predictions: Mapping[int, AnyPredictions]
     source: str
 
     def values(self, metric: str, bins: int) -> list[float]:
@@ -53,11 +59,11 @@ class SeedBootstrap:
 
     def __init__(self, sides: Mapping[str, Side], bins: int, draws: int, seed: int) -> None:
         self.sides, self.bins = sides, bins
-        by_seed: dict[int, tuple[str, Predictions]] = {}
+        by_seed: dict[int, tuple[str, AnyPredictions]] = {}
         for name, side in sides.items():
             for number, found in side.predictions.items():
                 other, known = by_seed.setdefault(number, (name, found))
-                if known.ids != found.ids or not np.array_equal(known.gold, found.gold):
+                if not same_questions(known, found):
                     raise CaltuneError(
                         f"'{name}' and '{other}' answered different questions with seed {number}; evaluate them on the "
                         "same split"
