@@ -110,7 +110,11 @@ def test_frozen_weights_in_bfloat16_with_sharded_weights(two_ranks, plain):
 
 
 def test_single_level_training_needs_no_alpha(two_ranks, plain):
-    assert_equal_run(load_file(two_ranks / "single3.safetensors"), plain["single"])
+    """Within 1e-5: AdamW's first steps divide a gradient by its own size, so an entry near zero shows its rounding.
+
+    With one thread instead of two in the plain run, one entry of 96 differs by 4e-6.
+    """
+    assert_equal_run(load_file(two_ranks / "single3.safetensors"), plain["single"], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resumed1", "resumed3"])
