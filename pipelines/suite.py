@@ -141,7 +141,7 @@ def _cell(
     with stages.folder.stage(stage_of(method)) as notes:
         stages.train(method, resolved, resume=True)
         result = _results(stages, method, data, resolved)
-        notes["seconds"] = round(time.monotonic() - begun, 1)
+        notes["seconds"] = round(time.monotonic() - begun, 3)
         notes["recalibrate"] = recalibrations(stages.config, method)
     state.change(run, method, state="done", seconds=notes["seconds"])
     return result

@@ -51,8 +51,7 @@ class Scorer:
     """
 
     def __init__(self, spec: ScorerSpec, device: str) -> None:
-        from components.files import read_json
-        from components.models.adapter_checks import METADATA_FILE
+        from components.models.adapter_checks import read_metadata
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
         from components.models.ensemble import is_ensemble, load_ensemble
@@ -66,7 +65,7 @@ class Scorer:
         members: list[dict[str, Tensor]] = []
         self.posterior: Posterior | None = None
         if spec.adapter is not None:
-            record = read_json(spec.adapter / METADATA_FILE, remedy="train the adapter again")
+            record = read_metadata(spec.adapter)
             if is_ensemble(record):
                 model, members = load_ensemble(spec.adapter, model)  # type: ignore[assignment]
             else:

@@ -75,6 +75,22 @@ def require_same_keys(found: Mapping[str, Tensor], expected: Mapping[str, torch.
             raise ModelError(f"{where}: key '{key}' has shape {list(found[key].shape)}, expected {list(shape)}")
 
 
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """The content of an adapter folder's `caltune.json`, without a look at the files that it lists.
+
+    Raises:
+        ModelError: It is missing, or is not what `save_adapter` writes.
+    """
+    path = folder / METADATA_FILE
+    try:
+        metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _ = metadata["format"], metadata["adapter"]["kind"], int(metadata["steps"]), metadata["head"]
+        _ = str(metadata["method"]), dict(metadata["files"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ModelError(f"{path} cannot be read ({problem!r}): {folder} is not a complete adapter folder") from problem
+    return metadata
+
+
 def verify_adapter(folder: Path) -> dict[str, Any]:
     """Re-opens a folder and checks files, checksums and tensors. The card is not held to its checksum: people edit it.
 
@@ -87,13 +103,9 @@ def verify_adapter(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: Something is missing, changed, not finite, or zero where it cannot be.
     """
-    path = folder / METADATA_FILE
-    try:
-        metadata: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        form, kind, steps = metadata["format"], metadata["adapter"]["kind"], int(metadata["steps"])
-        files, with_head = dict(metadata["files"]), metadata["head"] is not None
-    except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise ModelError(f"{path} cannot be read ({problem!r}): {folder} is not a complete adapter folder") from problem
+    path, metadata = folder / METADATA_FILE, read_metadata(folder)
+    form, kind, steps = metadata["format"], metadata["adapter"]["kind"], int(metadata["steps"])
+    files, with_head = dict(metadata["files"]), metadata["head"] is not None
     if form == FORMAT and kind == ENSEMBLE:
         _verify_members(folder, metadata)
         return metadata
