@@ -58,7 +58,7 @@ def single(make_job: Callable[..., TrainingJob]) -> dict[str, TrainingJob]:
     return jobs
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=["plain", pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
 def pair(request, ray_here, make_job, single) -> tuple[TrainingJob, TrainingJob, list[dict]]:
     """A job of one process, the same on two workers, and the rows that the driver was told."""
     way = request.param

@@ -74,6 +74,7 @@ def errors(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_sharded_steps_allocate_what_is_planned(
     tree: Callable[..., dict[str, Any]], dry_run: Callable[..., DryRun], allocated: Callable[..., dict[str, int]]
