@@ -266,7 +266,8 @@ class Session:
 
     def _identity(self) -> str:
         hashes = [self.data.splits[name].content_hash for name in sorted(self.data.splits)]
-        settings = config_hash(self.job.config, without=self.job.varied)
+        # Which other methods the run has decides nothing here: a suite may be given more while one is half trained.
+        settings = config_hash(self.job.config, without=("methods", "recalibrate", *self.job.varied))
         name = self.job.method if self.job.member is None else f"{self.job.method}-{self.job.member}"
         return "-".join([settings, name, *(h[:12] for h in hashes)])
 
