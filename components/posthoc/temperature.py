@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from components.posthoc.lbfgs import minimise
+
 if TYPE_CHECKING:
     import torch
 
@@ -20,7 +22,6 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Bounds of T (ours). Data answered without a mistake would drive T to 0, data answered at random to infinity; neither
 says more than "as sharp" or "as flat as allowed"."""
 
-_MAX_ITERATIONS = 100
 _FLAT = 1e-7  # |d NLL / d log T| that counts as a minimum
 
 
@@ -80,34 +81,12 @@ def fit_temperature(option_log_probs: NDArray[np.float64], gold: NDArray[np.int6
     if bound is not None:
         after, _ = nll_and_slope(math.log(bound))
         return FittedTemperature(bound, before, after, len(target), iterations=0, converged=False)
-    log_t, iterations = _minimise(scores, absent, target)
-    after, slope = nll_and_slope(log_t)
-    return FittedTemperature(math.exp(log_t), before, after, len(target), iterations, converged=abs(slope) < _FLAT)
-
-
-def _minimise(scores: torch.Tensor, absent: torch.Tensor, target: torch.Tensor) -> tuple[float, int]:
-    """L-BFGS with strong Wolfe line search on log T from 0: the minimiser and the number of iterations."""
-    import torch
-
     log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [log_t],
-        lr=1.0,
-        max_iter=_MAX_ITERATIONS,
-        tolerance_grad=1e-12,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
+    iterations = minimise(log_t, lambda: _nll(scores, absent, target, log_t), tolerance_grad=1e-12)
+    after, slope = nll_and_slope(log_t.item())
+    return FittedTemperature(
+        math.exp(log_t.item()), before, after, len(target), iterations, converged=abs(slope) < _FLAT
     )
-
-    def closure() -> torch.Tensor:
-        optimiser.zero_grad()
-        loss = _nll(scores, absent, target, log_t)
-        loss.backward()
-        return loss
-
-    # torch types step's result and closure loosely; the gradient flows through `closure` as it stands.
-    optimiser.step(closure)  # type: ignore[arg-type]
-    return log_t.item(), int(optimiser.state[log_t]["n_iter"])
 
 
 def _nll(scores: torch.Tensor, absent: torch.Tensor, target: torch.Tensor, log_t: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from components.posthoc.lbfgs import minimise
 from components.posthoc.temperature import check_labelled, fit_temperature
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-_MAX_ITERATIONS = 200
 _FLAT = 1e-6  # largest entry of the gradient that counts as a minimum
 
 
@@ -93,7 +93,8 @@ def fit_vector_scaling(option_log_probs: FloatArray, gold: NDArray[np.int64]) ->
     tempered = scores.masked_fill(absent, 0.0) / first.value
     target = torch.as_tensor(np.asarray(gold, dtype=np.int64))
     parameters = torch.zeros((2, scores.shape[1]), dtype=torch.float64, requires_grad=True)
-    iterations = _minimise(parameters, tempered, absent, target)
+    # From d = b = 0: the temperature alone.
+    iterations = minimise(parameters, lambda: _penalised(parameters, tempered, absent, target), tolerance_grad=1e-10)
     slope = torch.autograd.grad(_penalised(parameters, tempered, absent, target), parameters)[0]
     with torch.no_grad():
         after = float(_nll(parameters, tempered, absent, target))
@@ -109,30 +110,6 @@ def fit_vector_scaling(option_log_probs: FloatArray, gold: NDArray[np.int64]) ->
         iterations=iterations,
         converged=float(slope.abs().max()) < _FLAT,
     )
-
-
-def _minimise(parameters: torch.Tensor, tempered: torch.Tensor, absent: torch.Tensor, target: torch.Tensor) -> int:
-    """L-BFGS with strong Wolfe line search from d = b = 0, in place; returns the number of iterations."""
-    import torch
-
-    optimiser = torch.optim.LBFGS(
-        [parameters],
-        lr=1.0,
-        max_iter=_MAX_ITERATIONS,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> torch.Tensor:
-        optimiser.zero_grad()
-        loss = _penalised(parameters, tempered, absent, target)
-        loss.backward()
-        return loss
-
-    # torch types step's result and closure loosely; the gradient flows through `closure` as it stands.
-    optimiser.step(closure)  # type: ignore[arg-type]
-    return int(optimiser.state[parameters]["n_iter"])
 
 
 def _penalised(
