@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -35,6 +35,7 @@ def sizes(draw):
 
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=25, deadline=None)
+@example(size={"d": 3, "h": 18, "num_experts": 4, "top_k": 3, "r": 1}, tokens=15, seed=354)
 @given(size=sizes(), tokens=st.integers(1, 60), seed=st.integers(0, 10**6))
 def test_output_and_gradients_equal_the_naive_computation(form, size, tokens, seed, make_ffn, naive):
     torch.manual_seed(seed)
@@ -42,7 +43,8 @@ def test_output_and_gradients_equal_the_naive_computation(form, size, tokens, se
     x = torch.randn(tokens, size["d"], requires_grad=True)
     direction = torch.randn(tokens, size["d"])
     ours, plain = module(x[None])[0], naive(module, x)
-    torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
+    # 1e-5 for outputs near 1; sums of terms near 70 are rounded at 70's last bits, as seed 354 shows with d = 3.
+    torch.testing.assert_close(ours, plain, atol=2e-6 * float(plain.detach().abs().max() + 4), rtol=1e-5)
     wanted = [x, *parameters(module)]
     one = torch.autograd.grad((ours * direction).sum(), wanted)
     other = torch.autograd.grad((plain * direction).sum(), wanted)
