@@ -1,7 +1,7 @@
 """A run that was interrupted once and killed once ends in the same alpha and theta as one that was left alone.
 
-Of each pair of methods the first is interrupted and the second killed. Experts have all that LoRA has and more, routers
-and the file on what they received, so theirs is the pair that runs by default.
+Of each pair of methods the first is interrupted and the second killed. Slow: four command lines a pair, a Ray each.
+That a resumed session equals the uninterrupted one is tested by default, in one process (`test_session.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from components.run_file import to_yaml
 
 STEPS, CHECKPOINT_EVERY, TIMEOUT_S = 120, 10, 900  # steps take milliseconds: enough must be left when a signal falls
 
-PAIRS = [("uq4ct", "calm_uq4ct"), pytest.param(("sft", "calm"), marks=pytest.mark.slow)]
+PAIRS = [("uq4ct", "calm_uq4ct"), ("sft", "calm")]
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.timeout(1800)]
 
 
 @dataclass
