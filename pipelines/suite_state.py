@@ -180,7 +180,7 @@ def _stages(config: RunConfig) -> dict[str, Any]:
 
 
 def _as_recorded(cell: Cell, stage: Mapping[str, Any], config: RunConfig) -> Cell:
-    """A cell as its run remembers it. It is done only with the recalibrations that are asked for now."""
+    """A cell as its run remembers it. It is done only with all recalibrations that are asked for."""
     if stage.get("state") == "done" and stage["recalibrate"] == recalibrations(config, cell.method):
         return replace(cell, state="done", seconds=stage["seconds"])
     if stage.get("state") == "failed":

@@ -11,13 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from components.errors import DataError
 from components.evaluation.checks import BoolArray, FloatArray, IntArray, unit_interval
-from components.evaluation.predictions import FLC, Predictions, read_predictions, write_predictions
+from components.evaluation.predictions import (
+    FLC,
+    Predictions,
+    predictions_in,
+    read_table,
+    rows_of,
+    write_predictions,
+)
 from components.evaluation.semantic.confidence import likelihood_entropy, sem1, sem2, semantic_entropy
 from components.files import replacing
 
@@ -193,20 +199,10 @@ def read_any_predictions(path: Path) -> AnyPredictions:
     Raises:
         DataError: The file is missing, is not Parquet, lacks a column, or holds values that cannot be right.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        names = pq.read_schema(path).names
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(path, None, None, f"cannot be read as Parquet: {error}", "evaluate again") from error
-    if "samples" not in names:
-        return read_predictions(path)
-    for column in _COLUMNS:
-        if column not in names:
-            raise DataError(path, None, column, "column is missing", "evaluate again")
-    table = pq.read_table(path)
-    rows: dict[str, Any] = {column: table.column(column).to_pylist() for column in _COLUMNS}
+    table = read_table(path)
+    if "samples" not in table.column_names:
+        return predictions_in(path, table)
+    rows = rows_of(path, table, _COLUMNS)
     lists = {name: tuple(map(tuple, rows[name])) for name in _LISTS}
     stated = f"confidence_{FLC}"
     try:
@@ -219,7 +215,7 @@ def read_any_predictions(path: Path) -> AnyPredictions:
             tokens=np.array(rows["tokens"]),
             answer_right=np.array(rows["correct"]),
             samples_right=np.array(rows["samples_correct"]),
-            flc=np.array(table.column(stated), np.float64) if stated in names else None,
+            flc=np.array(table.column(stated), np.float64) if stated in table.column_names else None,
             **lists,
         )
     except ValueError as error:

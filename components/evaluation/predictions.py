@@ -5,15 +5,20 @@ Everything reported later (confidence, correctness, metrics, plots) is computed 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from components.errors import DataError
 from components.evaluation.checks import BoolArray, FloatArray, IntArray, gold_indices, unit_interval
 from components.files import replacing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SOFTMAX, FLC = "softmax", "flc"
 """Confidence sources: the answer's probability among the options, which stands for a method where only one figure is
@@ -204,23 +209,50 @@ def write_predictions(path: Path, predictions: Predictions) -> None:
         pq.write_table(pa.table(columns), temporary)
 
 
+def read_table(path: Path) -> pa.Table:
+    """Reads a Parquet file of predictions.
+
+    Raises:
+        DataError: The file is missing or is not Parquet.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(path, None, None, f"cannot be read as Parquet: {error}", "evaluate again") from error
+
+
+def rows_of(path: Path, table: pa.Table, columns: Sequence[str]) -> dict[str, list[Any]]:
+    """Columns of a table of predictions, as Python values.
+
+    Args:
+        path: Where it was read from, for the error.
+        table: From `read_table`.
+        columns: Names of those wanted.
+
+    Raises:
+        DataError: A column is missing.
+    """
+    for column in columns:
+        if column not in table.column_names:
+            raise DataError(path, None, column, "column is missing", "evaluate again")
+    return {column: table.column(column).to_pylist() for column in columns}
+
+
 def read_predictions(path: Path) -> Predictions:
     """Reads what `write_predictions` wrote; what follows from the scores is computed anew, not trusted.
 
     Raises:
         DataError: The file is missing, is not Parquet, lacks a column, or holds values that cannot be right.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    return predictions_in(path, read_table(path))
 
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(path, None, None, f"cannot be read as Parquet: {error}", "evaluate again") from error
-    for column in STORED:
-        if column not in table.column_names:
-            raise DataError(path, None, column, "column is missing", "evaluate again")
-    rows = {column: table.column(column).to_pylist() for column in STORED}
+
+def predictions_in(path: Path, table: pa.Table) -> Predictions:
+    """Predictions from what `read_table` read; errors as of `read_predictions`."""
+    rows = rows_of(path, table, STORED)
     stated = f"confidence_{FLC}"
     flc = np.array(table.column(stated), np.float64) if stated in table.column_names else None
     widest = max((len(scores) for scores in rows["option_log_probs"]), default=0)
