@@ -19,6 +19,7 @@ from components.evaluation.checks import BoolArray, FloatArray, IntArray, unit_i
 from components.evaluation.predictions import (
     FLC,
     Predictions,
+    named_among,
     predictions_in,
     read_table,
     rows_of,
@@ -136,9 +137,7 @@ class OpenPredictions:
         Raises:
             ValueError: There is no such source.
         """
-        if source is not None and source not in self.sources:
-            raise ValueError(f"no confidence source '{source}'; there is: {', '.join(self.sources)}")
-        return source or self.sources[0]
+        return named_among(self.sources, source)
 
     @property
     def option_mass(self) -> FloatArray:

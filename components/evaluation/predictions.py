@@ -148,9 +148,7 @@ class Predictions:
         Raises:
             ValueError: There is no such source.
         """
-        if source is not None and source not in self.sources:
-            raise ValueError(f"no confidence source '{source}'; there is: {', '.join(self.sources)}")
-        return source or self.sources[0]
+        return named_among(self.sources, source)
 
     def tempered(self, temperature: float | FloatArray) -> Predictions:
         """The same questions with scores divided by `temperature`; answers and option mass stay as they are.
@@ -184,6 +182,17 @@ class Predictions:
             ValueError: As for the class.
         """
         return replace(self, option_log_probs=option_log_probs, flc=None)
+
+
+def named_among(sources: Sequence[str], source: str | None) -> str:
+    """The source itself, or the first of `sources` for None.
+
+    Raises:
+        ValueError: There is no such source.
+    """
+    if source is not None and source not in sources:
+        raise ValueError(f"no confidence source '{source}'; there is: {', '.join(sources)}")
+    return source or sources[0]
 
 
 def write_predictions(path: Path, predictions: Predictions) -> None:
