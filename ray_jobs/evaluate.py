@@ -56,9 +56,9 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
     from components.data.prompts import PromptEncoder
     from components.evaluation.judge_answers import clusterer_of, judge_answers
     from components.evaluation.score_split import predictions_of
+    from components.evaluation.scorer import Scorer, ScorerSpec
     from components.models.base import load_tokenizer
     from ray_jobs.evaluation_actors import score_on_actors
-    from ray_jobs.scorer import Scorer, ScorerSpec
 
     config = job.config
     tokenizer = load_tokenizer(job.resolved, config.model)

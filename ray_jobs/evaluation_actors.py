@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from components.data.prompts import EncodedQuestion
 from components.errors import CaltuneError
+from components.evaluation.scorer import Scorer, ScorerSpec
 from ray_jobs.cluster import connect, resources_per_actor
-from ray_jobs.scorer import Scorer, ScorerSpec
 
 if TYPE_CHECKING:
     from components.models.score_questions import SplitScores

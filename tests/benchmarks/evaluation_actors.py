@@ -25,10 +25,10 @@ from components.config import ModelConfig, RunConfig
 from components.config_data import PromptConfig
 from components.data.facts.builder import build_facts
 from components.data.prompts import EncodedQuestion, PromptEncoder
+from components.evaluation.scorer import Scorer, ScorerSpec
 from components.models.base import load_tokenizer, resolve_model
 from components.models.score_questions import SplitScores
 from ray_jobs.evaluation_actors import score_on_actors
-from ray_jobs.scorer import Scorer, ScorerSpec
 
 BATCH_TOKENS = 128
 PROMPT = PromptConfig(style="plain", template="Question: {question}\nAnswer:", delimiter=" ")

@@ -20,6 +20,7 @@ from components.data.prepare import load_prepared
 from components.data.prompts import EncodedQuestion
 from components.errors import CaltuneError, ModelError, UsageError
 from components.evaluation.predictions import Predictions
+from components.evaluation.scorer import ScorerSpec
 from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
 from components.models.adapter_files import AdapterRecord, save_adapter
 from components.models.base import load_model, load_tokenizer
@@ -30,7 +31,6 @@ from components.training.session import TrainingJob
 from ray_jobs.cluster import resources_per_actor
 from ray_jobs.evaluate import EvaluationJob, evaluate
 from ray_jobs.evaluation_actors import ScoringActor
-from ray_jobs.scorer import ScorerSpec
 
 SPLITS = ("train", "validation", "id")
 QUESTIONS = 32 + 10 + 10

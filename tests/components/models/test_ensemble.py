@@ -14,6 +14,7 @@ from peft import PeftModel
 from components.config import AdapterConfig, ModelConfig, RunConfig
 from components.data.prompts import EncodedQuestion
 from components.errors import ModelError
+from components.evaluation.scorer import Scorer, ScorerSpec
 from components.models.adapter import attach_adapter
 from components.models.adapter_checks import verify_adapter
 from components.models.adapter_files import load_adapter
@@ -22,7 +23,6 @@ from components.models.calibration_head import CalibrationHead
 from components.models.ensemble import load_ensemble, save_ensemble
 from components.models.score_questions import SplitScores, score_questions
 from components.models.scoring import ScoringModel
-from ray_jobs.scorer import Scorer, ScorerSpec
 
 QUESTIONS = [
     EncodedQuestion(str(i), tuple(range(3 + i, 7 + i)), tuple((40 + k + i,) for k in range(4)), i % 4) for i in range(5)

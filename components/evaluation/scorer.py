@@ -51,6 +51,7 @@ class Scorer:
     """
 
     def __init__(self, spec: ScorerSpec, device: str) -> None:
+        from components.evaluation.scorer_passes import passes_of
         from components.models.adapter_checks import read_metadata
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
@@ -58,7 +59,6 @@ class Scorer:
         from components.models.scoring import ScoringModel
         from components.posthoc.laplace.files import load_posterior
         from components.posthoc.laplace.layers import lora_layers
-        from ray_jobs.scorer_passes import passes_of
 
         model, head = load_model(spec.resolved, spec.config.model), None
         flc_over, method = spec.config.model.mixlora.flc_over, "base"
