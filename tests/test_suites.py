@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ from components.data.prepare import prepare
 from components.suite_file import load_suite_file
 
 ROOT = Path(__file__).resolve().parents[1]
+MMLU = (
+    "electrical_engineering",
+    "computer_security",
+    "machine_learning",
+    "clinical_knowledge",
+    "nutrition",
+    "jurisprudence",
+)
 SUITES = sorted((ROOT / "ray_jobs" / "configs" / "suites").glob("*.yaml"))
 
 
@@ -18,7 +27,7 @@ SUITES = sorted((ROOT / "ray_jobs" / "configs" / "suites").glob("*.yaml"))
 def test_every_shipped_suite_loads(path):
     plan = load_suite_file(path, ())
     assert len(plan.runs) == len(plan.config.runs) * len(plan.config.seeds)
-    assert plan.config.suite == path.stem
+    assert plan.config.suite == path.stem.replace("_", "-")
     assert {"base", "sft"} <= set(plan.runs[0].config.methods)
 
 
@@ -32,15 +41,16 @@ def write_data(folder: Path) -> None:
     for name in ("arc_easy/train.jsonl.gz", "arc_easy/test.jsonl.gz", "openbookqa/train.jsonl.gz"):
         _rows(folder / name, 40)
     _rows(folder / "openbookqa/test.jsonl", 40)
-    _rows(folder / "mmlu/test.jsonl.gz", 40, subject="virology", group="health")
+    _rows(folder / "mmlu/test.jsonl.gz", 48, subject=MMLU)
 
 
-def _rows(path: Path, count: int, **more: str) -> None:
+def _rows(path: Path, count: int, subject: Sequence[str] = ()) -> None:
     import gzip
 
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"id": f"{path.parent.name}-{i}", "question": f"{path} {i}?", "choices": ["x", "y"], "answer": 0, **more}
+        {"id": f"{path.parent.name}-{i}", "question": f"{path} {i}?", "choices": ["x", "y"], "answer": 0}
+        | ({"subject": subject[i % len(subject)]} if subject else {})
         for i in range(count)
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from torch import nn
 
 from components.data.prompts import EncodedQuestion
 from components.errors import ModelError
 from components.files import read_json, write_json
-from components.models.calibrated_logits import calibrated_logits
 from components.models.calibration_head import CalibrationHead
+from components.models.decode import LineEnds, decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,11 +94,11 @@ class Generator:
         self.model, self.head, self.tokenizer = model, head, tokenizer
         self.settings, self.device = settings, device
         self._causal_lm: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-        self._config, self._ends = self._own_settings(), _LineEnds(tokenizer, self._vocabulary, device)
+        self._ends = LineEnds(tokenizer, self._stops(), int(self._text_config.vocab_size), device)
 
     @property
-    def _vocabulary(self) -> int:
-        return int(self._causal_lm.config.get_text_config().vocab_size)
+    def _text_config(self) -> Any:
+        return self._causal_lm.config.get_text_config()
 
     def answer(
         self,
@@ -123,7 +121,7 @@ class Generator:
             Answers in the order of the questions.
 
         Raises:
-            ModelError: A prompt leaves the model no room for an answer, or something changes its scores on the way.
+            ModelError: A prompt leaves the model no room for an answer.
             FloatingPointError: A log-probability is NaN.
         """
         self._check_room(questions)
@@ -163,32 +161,23 @@ class Generator:
 
     def _rows(self, rows: Sequence[tuple[EncodedQuestion, int]]) -> list[Answer]:
         """One batch: an answer for each (question, draw)."""
-        width = max(len(question.prompt) for question, _ in rows)
-        pad = int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]
-        tokens = torch.tensor([[pad] * (width - len(q.prompt)) + list(q.prompt) for q, _ in rows])
-        mask = torch.tensor([[0] * (width - len(q.prompt)) + [1] * len(q.prompt) for q, _ in rows])
-        chooser = _Chooser([self._stream(question.id, draw) for question, draw in rows])
-        self._ends.start = width
-        with calibrated_logits(self.model, self.head) as processors, self._settings_in_force():
-            processors.append(chooser)
-            sequences = self.model.generate(  # type: ignore[operator]
-                input_ids=tokens.to(self.device),
-                attention_mask=mask.to(self.device),
-                logits_processor=processors,
-                stopping_criteria=StoppingCriteriaList([self._ends]),
-            )
-        return self._read(sequences[:, width:].cpu(), torch.stack(chooser.log_probs, dim=1).double().cpu())
+        places = {question: place for place, question in enumerate(dict.fromkeys(question for question, _ in rows))}
+        found = decode(
+            self.model,
+            self.head,
+            [question.prompt for question in places],
+            [places[question] for question, _ in rows],
+            [self._stream(question.id, draw) for question, draw in rows],
+            self._ends,
+            max_new_tokens=self.settings.max_new_tokens,
+            pad_id=int(self.tokenizer.pad_token_id),  # type: ignore[arg-type]
+            device=self.device,
+        )
+        return [Answer(self._first_line(own.tokens), own.log_prob, len(own.tokens)) for own in found]
 
-    def _read(self, generated: Tensor, log_probs: Tensor) -> list[Answer]:
-        """Answers from tokens [R, G] and their log-probabilities [R, G]; what follows an answer's end is filling."""
-        if torch.isnan(log_probs).any():
-            raise FloatingPointError("the model gave a generated token the log-probability NaN")
-        answers = []
-        for tokens, values in zip(generated.tolist(), log_probs, strict=True):
-            length = self._ends.length(tokens, self._config.eos_token_id)  # type: ignore[arg-type]
-            text = str(self.tokenizer.decode(tokens[:length], skip_special_tokens=True)).strip()
-            answers.append(Answer(text.split("\n")[0].strip(), float(values[:length].sum()), length))
-        return answers
+    def _first_line(self, tokens: Sequence[int]) -> str:
+        text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+        return text.split("\n")[0].strip()
 
     def _stream(self, question: str, draw: int) -> torch.Generator | None:
         """Random numbers of a draw; None for the greedy answer."""
@@ -197,97 +186,16 @@ class Generator:
         digest = hashlib.sha256(f"{self.settings.seed}/{question}/{draw}".encode()).digest()
         return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:7], "big"))
 
-    def _own_settings(self) -> GenerationConfig:
+    def _stops(self) -> list[int]:
         theirs = self._causal_lm.generation_config.eos_token_id
         stated = theirs if isinstance(theirs, list) else [theirs]
-        ends = {int(i) for i in (*stated, self.tokenizer.eos_token_id) if i is not None}  # type: ignore[arg-type]
-        return GenerationConfig(
-            do_sample=False,
-            max_new_tokens=self.settings.max_new_tokens,
-            pad_token_id=self.tokenizer.pad_token_id,
-            eos_token_id=sorted(ends),
-            use_cache=True,
-        )
-
-    @contextmanager
-    def _settings_in_force(self) -> Iterator[None]:
-        """Puts our settings in the place of the model's own, which may hold penalties and a temperature."""
-        before = self._causal_lm.generation_config
-        self._causal_lm.generation_config = self._config
-        try:
-            yield
-        finally:
-            self._causal_lm.generation_config = before
+        return sorted({int(i) for i in (*stated, self.tokenizer.eos_token_id) if i is not None})  # type: ignore[arg-type]
 
     def _check_room(self, questions: Sequence[EncodedQuestion]) -> None:
-        room = getattr(self._causal_lm.config.get_text_config(), "max_position_embeddings", None)
+        room = getattr(self._text_config, "max_position_embeddings", None)
         longest = max(questions, key=lambda q: len(q.prompt))
         if room is not None and len(longest.prompt) + self.settings.max_new_tokens > room:
             raise ModelError(
                 f"question '{longest.id}' has a prompt of {len(longest.prompt)} tokens, which with "
                 f"generation.max_new_tokens {self.settings.max_new_tokens} exceeds the model's {room} positions"
             )
-
-
-class _Chooser(LogitsProcessor):
-    """Chooses each row's next token, the most probable one or a draw, and leaves the decoder no other.
-
-    A draw is the argmax of log p - log E with E exponentially distributed, which is distributed as p. In float64: among
-    50,000 tokens, float32 would draw an E of exactly 0 now and then.
-
-    Args:
-        streams: Random numbers of each row, None where its most probable token is wanted.
-
-    Attributes:
-        log_probs: Of the tokens chosen, float32 [R] a step.
-    """
-
-    def __init__(self, streams: Sequence[torch.Generator | None]) -> None:
-        self.streams = streams
-        self.log_probs: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [R, V] to 0 for the token chosen, -inf for the others."""
-        log_probs = scores.log_softmax(dim=-1)
-        perturbed = log_probs.double()
-        for row, stream in enumerate(self.streams):
-            if stream is not None:
-                perturbed[row] -= torch.empty_like(perturbed[row]).exponential_(generator=stream).log()
-        chosen = perturbed.argmax(dim=-1, keepdim=True)
-        self.log_probs.append(log_probs.gather(1, chosen).squeeze(1))
-        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
-
-
-class _LineEnds(StoppingCriteria):
-    """Ends an answer at a token with a line's end in it, once it says anything.
-
-    Args:
-        tokenizer: Says which tokens have one.
-        vocabulary: V, the width of the logits.
-        device: Where the sequences are.
-
-    Attributes:
-        start: Where the generated tokens begin.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, device: str) -> None:
-        known = len(tokenizer)
-        texts = tokenizer.batch_decode([[i] for i in range(min(known, vocabulary))], skip_special_tokens=True)
-        self.breaks, self.speaks = torch.zeros(2, vocabulary, dtype=torch.bool, device=device)
-        self.breaks[: len(texts)] = torch.tensor(["\n" in text for text in texts], device=device)
-        self.speaks[: len(texts)] = torch.tensor([bool(text.strip()) for text in texts], device=device)
-        self.start = 0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # type: ignore[override]
-        """Which rows have ended, bool [R]."""
-        generated = input_ids[:, self.start :]
-        return self.breaks[generated[:, -1]] & self.speaks[generated].any(dim=1)
-
-    def length(self, tokens: Sequence[int], ends: Sequence[int]) -> int:
-        """How many of a row's tokens are its answer, the one that ended it included."""
-        spoke = False
-        for place, token in enumerate(tokens):
-            spoke = spoke or bool(self.speaks[token])
-            if token in ends or (spoke and bool(self.breaks[token])):
-                return place + 1
-        return len(tokens)

@@ -11,7 +11,9 @@ import torch
 from components.data.batching import collate
 from components.data.prompts import EncodedQuestion
 from components.errors import ModelError
+from components.models import generate
 from components.models.calibration_head import CalibrationHead
+from components.models.decode import Decoded, LineEnds
 from components.models.generate import Answers, Generator, Settings
 from components.models.scoring import ScoringModel, apply_head, option_scores
 
@@ -70,20 +72,14 @@ def test_greedy_is_plain_generate(tiny_model, tiny_tokenizer, questions):
 
 def test_log_probabilities_are_the_evaluation_s(tiny_model, tiny_tokenizer, questions, head, monkeypatch):
     """The tokens of every answer, scored as an option is scored, have the same sum of log-probabilities."""
-    seen: list[tuple[list[int], int]] = []
-    answering = generator(tiny_model, tiny_tokenizer, head)
-    length = answering._ends.length
-
-    def noted(tokens, ends):
-        seen.append((tokens, length(tokens, ends)))
-        return seen[-1][1]
-
-    monkeypatch.setattr(answering._ends, "length", noted)
-    found = answering.answer(questions[:1])[0]
+    seen: list[Decoded] = []
+    decoding = generate.decode
+    monkeypatch.setattr(generate, "decode", lambda *a, **k: seen.extend(decoding(*a, **k)) or seen)
+    found = generator(tiny_model, tiny_tokenizer, head).answer(questions[:1])[0]
     answers = [found.greedy, *found.samples]
-    assert [n for _, n in seen] == [answer.tokens for answer in answers]
-    for (tokens, n), answer in zip(seen, answers, strict=True):
-        scored = EncodedQuestion("q", questions[0].prompt, (tuple(tokens[:n]),), 0)
+    assert [len(own.tokens) for own in seen] == [answer.tokens for answer in answers]
+    for own, answer in zip(seen, answers, strict=True):
+        scored = EncodedQuestion("q", questions[0].prompt, (tuple(own.tokens),), 0)
         batch = collate([scored], pad_id=0)
         with torch.no_grad():
             expected = option_scores(apply_head(head, ScoringModel(tiny_model)(batch)), batch).log_probs
@@ -128,11 +124,21 @@ def test_samples_follow_the_calibrated_distribution(tiny_model, tiny_tokenizer, 
 def test_an_answer_ends_at_the_line(tiny_model, tiny_tokenizer, questions):
     """Offsets push the model to say a word, then a line's end: what would follow is not generated."""
     newline = tiny_tokenizer("\n", add_special_tokens=False).input_ids[-1]
-    answering = generator(tiny_model, tiny_tokenizer, samples=0)
-    word = next(i for i in range(3, V) if answering._ends.speaks[i] and not answering._ends.breaks[i])
-    assert answering._ends.length([newline, word, newline, word], [2]) == 3
-    assert answering._ends.length([word, 2, 0, 0], [2]) == 2
-    assert answering._ends.length([word, word], [2]) == 2
+    ends = LineEnds(tiny_tokenizer, [2], V)
+    word = next(i for i in range(3, V) if ends.speaks[i] and not ends.at(torch.tensor([i]), torch.tensor([True]))[0])
+
+    def length(tokens: list[int]) -> int:
+        """How many of them make an answer."""
+        spoke = torch.tensor([False])
+        for place, token in enumerate(tokens):
+            spoke = spoke | ends.speaks[torch.tensor([token])]
+            if ends.at(torch.tensor([token]), spoke)[0]:
+                return place + 1
+        return len(tokens)
+
+    assert length([newline, word, newline, word]) == 3
+    assert length([word, 2, 0, 0]) == 2
+    assert length([word, word]) == 2
     head = CalibrationHead(V)
     with torch.no_grad():
         head.l[newline] = 50.0
