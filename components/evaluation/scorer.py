@@ -53,6 +53,7 @@ class Scorer:
     def __init__(self, spec: ScorerSpec, device: str) -> None:
         from components.evaluation.scorer_passes import passes_of
         from components.models.adapter_checks import read_metadata
+        from components.models.adapter import merge_adapter
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
         from components.models.ensemble import is_ensemble, load_ensemble
@@ -79,6 +80,8 @@ class Scorer:
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
         self.passes = passes_of(method, self.model, members, spec.config)
+        if prediction_of(method) == "point":
+            merge_adapter(model)
 
     def scores(
         self, questions: Sequence[EncodedQuestion], on_progress: Callable[[int], None] | None = None

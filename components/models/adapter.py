@@ -82,6 +82,21 @@ def _with_peft(model: PreTrainedModel, spec: AdapterSpec, target_modules: str | 
     return get_peft_model(model, lora, adapter_name=ADAPTER_NAME, autocast_adapter_dtype=True)
 
 
+def merge_adapter(model: nn.Module) -> None:
+    """Adds PEFT's LoRA matrices to the weights they adapt, which saves a forward pass two products a layer.
+
+    In place, for a model that only answers. Weights below float32 would lose the update's last digits, so they are left
+    as they are.
+
+    Args:
+        model: With or without an adapter; one without LoRA layers of PEFT is left as it is.
+    """
+    from peft import PeftModel
+
+    if isinstance(model, PeftModel) and all(p.dtype == torch.float32 for p in model.parameters()):
+        model.merge_adapter()
+
+
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name, in the order of the model's modules; tied ones once.
 

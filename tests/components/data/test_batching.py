@@ -145,6 +145,21 @@ def test_batches_are_as_large_as_the_budget_allows(questions, budget):
         assert questions[batch[0]].packed_length * (len(batch) + 1) > budget
 
 
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(2, 60), min_size=1, max_size=200))
+def test_batches_of_some_size_are_hardly_padded(lengths):
+    """Beyond 512 tokens padding is at most a twentieth; a batch's questions make the same batch again."""
+    questions = [EncodedQuestion(str(i), (1,) * (n - 1), ((2, 2),), 0) for i, n in enumerate(lengths)]
+    batches = list(batches_by_length(questions, 2048))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(questions)))
+    for batch in batches:
+        own = [questions[i] for i in batch]
+        real = sum(q.packed_length for q in own)
+        assert real >= 0.95 * own[0].packed_length * len(own) or real - own[-1].packed_length < 512
+        assert [i for group in batches_by_length(own, 2048) for i in group] == list(range(len(own)))
+        assert len(list(batches_by_length(own, 2048))) == 1
+
+
 @given(size=st.integers(1, 12), batch_size=st.integers(1, 30), seed=st.integers(0, 5))
 def test_every_question_is_drawn_equally_often(size, batch_size, seed):
     """`size` steps are `batch_size` whole epochs; before that no question is ahead of another by more than one."""
