@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from components.data.prepare import PreparedData
     from components.evaluation.recalibrate import Recalibrated
     from components.models.base import ResolvedModel
-    from components.training.session import TrainingJob
+    from components.training.job import TrainingJob
     from ray_jobs.worker_files import Start
 
 
@@ -94,7 +94,7 @@ class Calibration:
     def _train(self, method: MethodName, resolved: ResolvedModel, resume: bool) -> None:
         """Stage `train`: the method's adapter, through Ray Train."""
         stage = f"train/{method}"
-        from components.training.session import TrainingJob
+        from components.training.job import TrainingJob
 
         job = TrainingJob(
             config=self.config,

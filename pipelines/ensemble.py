@@ -14,7 +14,7 @@ from components.storage import joined
 from components.tracking.logger import ending
 
 if TYPE_CHECKING:
-    from components.training.session import TrainingJob
+    from components.training.job import TrainingJob
     from pipelines.calibrate import Calibration
 
 

@@ -15,7 +15,7 @@ from components.errors import UsageError
 from components.models.base import ResolvedModel
 from components.tracking.logger import Logger, Status, ending
 from components.tracking.mlflow_logger import open_logger
-from components.training.session import TrainingJob
+from components.training.job import TrainingJob
 from pipelines.calibrate import Calibration
 from pipelines.progress import Reporter
 from pipelines.run_folder import OnExisting, RunFolder, open_run_folder

@@ -19,7 +19,7 @@ from typing import Any
 from components.errors import CaltuneError, Interrupted
 from components.files import read_json
 from components.storage import joined
-from components.training.session import CHECKPOINTS, TrainingJob
+from components.training.job import CHECKPOINTS, TrainingJob
 from components.training.trace import read_trace
 from ray_jobs.cluster import connect, cpus_per_worker
 from ray_jobs.worker import as_message, train_worker

@@ -19,7 +19,7 @@ from components.config_tune import Dimension, Value
 from components.errors import CheckpointError
 from components.training.checkpoints import MANIFEST
 from components.training.expert_load import LOAD_FILE
-from components.training.session import CHECKPOINTS
+from components.training.job import CHECKPOINTS
 from components.training.trace import read_trace
 from ray_jobs.trial_table import Trial, TrialTable
 from ray_jobs.worker import TRACE

@@ -14,7 +14,7 @@ from components.config import MethodName, RunConfig
 from components.config_population import PbtConfig
 from components.config_tune import Value, with_values
 from components.models.base import ResolvedModel
-from components.training.session import CHECKPOINTS, Process, TrainingJob
+from components.training.job import CHECKPOINTS, Process, TrainingJob
 from ray_jobs.trial_outcome import ERROR, evaluations, judged
 from ray_jobs.worker import run_session
 

@@ -18,7 +18,7 @@ from components.config import ResourcesConfig, RunConfig
 from components.config_population import PbtConfig
 from components.config_tune import AshaConfig, TuneConfig, value_at
 from components.errors import UsageError
-from components.training.session import TrainingJob
+from components.training.job import TrainingJob
 from ray_jobs.cluster import connect
 from ray_jobs.trial_choice import Objective
 from ray_jobs.trial_lineage import settle

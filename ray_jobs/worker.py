@@ -1,4 +1,7 @@
-"""What each Ray Train worker runs. Importable by name, so Ray pickles it by reference."""
+"""What each Ray Train worker runs. Importable by name, so Ray pickles it by reference.
+
+Ray Train's controller imports it too, before there is any worker: whatever loads a model is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.config import RunConfig
 from components.models.base import ResolvedModel
-from components.models.score_questions import SplitScores
-from components.training.loop import Requests, StopRequested, nothing_asked
-from components.training.session import Process, Session, TrainingJob
+from components.training.job import Process, Requests, StopRequested, TrainingJob, nothing_asked
 from components.training.trace import TraceWriter
 from ray_jobs.worker_files import DATA, RESULT, TRACE, WorkerFiles
+
+if TYPE_CHECKING:
+    from components.models.score_questions import SplitScores
 
 Report = Callable[[int, Mapping[str, float], Path | None], None]
 """Told by every rank of every evaluation and checkpoint: step, metrics (empty without an evaluation), the checkpoint's
@@ -108,6 +112,7 @@ def run_session(
     """
     from components.evaluation.score_split import traced_metrics
     from components.files import write_json
+    from components.training.session import Session
 
     trace: TraceWriter | None = None
     files = WorkerFiles(job)

@@ -20,7 +20,7 @@ from components.errors import CaltuneError, ModelError, StorageError
 from components.files import read_json, write_json
 from components.storage import Storage
 from components.training.expert_load import LOAD_FILE
-from components.training.session import TrainingJob
+from components.training.job import TrainingJob
 
 TRACE, RESULT, ADAPTER, DATA = "trace.jsonl", "training.json", "adapter", "data"
 STARTS, FAILURE, STOP, ERROR_LOG = "starts.jsonl", "failure.json", "stop", "error.log"

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from components.training.loop import Request
-from components.training.session import Process
+from components.training.job import Process, Request
 
 PREEMPTION_SECONDS = 10.0
 """Between two questions whether a node is to be taken away; each makes all ranks wait for one another in Ray."""

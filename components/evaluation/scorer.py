@@ -52,8 +52,8 @@ class Scorer:
 
     def __init__(self, spec: ScorerSpec, device: str) -> None:
         from components.evaluation.scorer_passes import passes_of
-        from components.models.adapter_checks import read_metadata
         from components.models.adapter import merge_adapter
+        from components.models.adapter_checks import read_metadata
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
         from components.models.ensemble import is_ensemble, load_ensemble

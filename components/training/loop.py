@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch.distributed as dist
 from torch import Tensor
 
 from components.config import TrainingConfig
 from components.training.checkpoints import Checkpoints
+from components.training.job import Requests, StopRequested, nothing_asked
 from components.training.parameter_space import ParameterSpace, Rate
 from components.training.resumption import Resumption
 from components.training.steps import TrainingStep
@@ -32,23 +32,6 @@ OnStep = Callable[[int, Mapping[str, float]], None]
 OnMilestone = Callable[[int, Mapping[str, float], Path | None], None]
 """Told of every step with an evaluation or a checkpoint: steps taken, the trace values (empty without an evaluation),
 and the checkpoint's folder on the rank that wrote it; called by every rank equally often (E3)."""
-
-Request = Literal["stop", "checkpoint"]
-Requests = Callable[[], Request | None]
-"""What was asked of the run from outside since the last call; the same answer on every rank at every step."""
-
-
-class StopRequested(Exception):  # noqa: N818  # a wish, no error
-    """The run was asked to stop and has left a checkpoint. `step`: steps taken."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped at step {step}")
-        self.step = step
-
-
-def nothing_asked() -> Request | None:
-    """For a run that nobody interrupts."""
-    return None
 
 
 def nothing_told(step: int, values: Mapping[str, float], checkpoint: Path | None) -> None:

@@ -15,7 +15,7 @@ from components.training.loop import LoopResult
 from components.training.methods import METHODS
 
 if TYPE_CHECKING:
-    from components.training.session import TrainingJob
+    from components.training.job import TrainingJob
 
 
 def save_result(

@@ -6,22 +6,20 @@ handed in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from components.config import MethodName, MixLoraConfig, RunConfig
+from components.config import MixLoraConfig
 from components.config_methods import StopConfig
 from components.data.batching import collate
 from components.data.prepare import PreparedData, load_prepared
 from components.data.prompts import EncodedQuestion, PromptEncoder
 from components.models.adapter import attach_adapter, trainable_parameters
-from components.models.base import ResolvedModel, load_model, load_tokenizer
+from components.models.base import load_model, load_tokenizer
 from components.models.score_questions import SplitScores, score_questions
 from components.models.scoring import ScoringModel, apply_head
 from components.run_file import config_hash
@@ -31,13 +29,12 @@ from components.training.build import make_head, make_lower, make_step
 from components.training.checkpoints import Checkpoints
 from components.training.expert_load import LOAD_FILE, ExpertLoadLog
 from components.training.feed import Feed, member_seed
+from components.training.job import CHECKPOINTS, Process, Requests, TrainingJob, nothing_asked
 from components.training.loop import (
     LoopResult,
     OnMilestone,
     OnStep,
-    Requests,
     TrainingLoop,
-    nothing_asked,
     nothing_told,
 )
 from components.training.lower_losses import Uq4ctLoss
@@ -51,45 +48,7 @@ from components.training.resumption import FLOAT32_TOLERANCE, HALF_TOLERANCE, Re
 from components.training.schedule import learning_rates
 from components.training.stopping import SplitMetrics, StopRule
 
-CHECKPOINTS = "checkpoints"
-
 Judge = Callable[[SplitScores], SplitMetrics]
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What every process of a method's training is told; fixed by the driver (E4).
-
-    Attributes:
-        config: The run.
-        method: Which of its methods.
-        data: Folder of the prepared data.
-        folder: The method's folder: `checkpoints/` and `adapter/` go here.
-        resolved: The base model.
-        details: Anything to keep with the adapter (run id, git commit).
-        varied: Dotted keys of the run file that may differ between a checkpoint and what goes on from it.
-        storage: Shared storage's folder of the method, as a URI; None where all workers share `folder`.
-        member: Which of an ensemble, from 0; it decides the initial weights and nothing else. None for one adapter.
-    """
-
-    config: RunConfig
-    method: MethodName
-    data: Path
-    folder: Path
-    resolved: ResolvedModel
-    details: Mapping[str, Any] = field(default_factory=dict)
-    varied: tuple[str, ...] = ()
-    storage: str | None = None
-    member: int | None = None
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process of the training."""
-
-    rank: int = 0
-    world_size: int = 1
-    device: str = "cpu"
 
 
 class Session:

@@ -14,7 +14,7 @@ from components.data.prepare import prepare
 from components.models.adapter_checks import verify_adapter
 from components.models.base import resolve_model
 from components.tracking.logger import NullLogger
-from components.training.session import Process, TrainingJob
+from components.training.job import Process, TrainingJob
 from pipelines.ensemble import member_jobs, train_members
 from pipelines.run_folder import RunFolder, open_run_folder
 from ray_jobs.worker import run_session

@@ -12,7 +12,7 @@ import pytest
 from components.config import RunConfig
 from components.data.prepare import prepare
 from components.models.base import resolve_model
-from components.training.session import TrainingJob
+from components.training.job import TrainingJob
 
 WORDS = ["iron", "tin", "zinc", "gold", "lead", "neon", "argon", "xenon", "lima", "oslo", "rome", "cairo"]
 

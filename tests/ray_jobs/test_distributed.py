@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from components.config import ResourcesConfig
 from components.models.adapter_files import verify_adapter
-from components.training.session import Process, TrainingJob
+from components.training.job import Process, TrainingJob
 from ray_jobs.train import train
 from ray_jobs.worker import run_session
 

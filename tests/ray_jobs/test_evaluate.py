@@ -26,8 +26,8 @@ from components.models.adapter_files import AdapterRecord, save_adapter
 from components.models.base import load_model, load_tokenizer
 from components.models.calibration_head import CalibrationHead
 from components.models.ensemble import save_ensemble
+from components.training.job import TrainingJob
 from components.training.methods import METHODS
-from components.training.session import TrainingJob
 from ray_jobs.cluster import resources_per_actor
 from ray_jobs.evaluate import EvaluationJob, evaluate
 from ray_jobs.evaluation_actors import ScoringActor

@@ -16,7 +16,8 @@ from components.evaluation.predictions import Predictions
 from components.evaluation.score_split import traced_metrics
 from components.models.base import resolve_model
 from components.models.generate import Generator
-from components.training.session import Process, Session, TrainingJob
+from components.training.job import Process, TrainingJob
+from components.training.session import Session
 from ray_jobs.evaluate import EvaluationJob, evaluate
 
 ROWS = [{"id": f"o{i}", "question": f"Who wrote book {i}?", "answers": [f"Ann {i}", "Bo"]} for i in range(40)]

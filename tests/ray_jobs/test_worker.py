@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from components.training.session import Process
+from components.training.job import Process
 from ray_jobs.worker import as_message, from_message, quiet_environment, run_session
 
 
@@ -39,3 +41,15 @@ def test_environment_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPat
     found = quiet_environment()
     assert found["HF_HUB_DISABLE_PROGRESS_BARS"] == "0"
     assert found["TOKENIZERS_PARALLELISM"] == "false"
+
+
+def test_what_the_controller_imports_loads_no_model_library():
+    """Ray Train's controller, before it starts a worker: seconds of every training."""
+    heavy = "[name for name in ('torch', 'transformers', 'peft') if name in sys.modules]"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, ray_jobs.worker, ray_jobs.train; print({heavy})"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"

@@ -12,7 +12,8 @@ from components.config import TrainingConfig
 from components.config_methods import StopConfig
 from components.errors import CheckpointError
 from components.training.checkpoints import Checkpoints
-from components.training.loop import LoopResult, StopRequested, TrainingLoop
+from components.training.job import StopRequested
+from components.training.loop import LoopResult, TrainingLoop
 from components.training.objectives.cross_entropy import cross_entropy_sum
 from components.training.parameter_space import TorchSpace, block_groups
 from components.training.schedule import rate_factor

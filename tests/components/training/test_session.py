@@ -17,10 +17,11 @@ from components.data.prepare import prepare
 from components.errors import CheckpointError
 from components.models.adapter_files import load_adapter, verify_adapter
 from components.models.base import load_model, resolve_model
+from components.training.job import Process, TrainingJob
 from components.training.loop import LoopResult
 from components.training.methods import METHODS
 from components.training.objectives.cft import BinAccuracy
-from components.training.session import Process, Session, TrainingJob, validation_splits
+from components.training.session import Session, validation_splits
 
 WORDS = ["iron", "tin", "zinc", "gold", "lead", "neon", "argon", "xenon", "lima", "oslo", "rome", "cairo"]
 
