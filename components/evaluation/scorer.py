@@ -71,6 +71,9 @@ class Scorer:
         spec: What to load.
         device: Where to.
 
+    Attributes:
+        identity: Names the weights: of the base model and of the adapter.
+
     Raises:
         ModelError: The model or the adapter is damaged, or they do not belong together.
     """
@@ -106,7 +109,7 @@ class Scorer:
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
         self.passes = passes_of(method, self.model, members, spec.passes)
-        self._identity = "/".join([spec.resolved.path_or_id, spec.resolved.revision or "", spec.model.dtype, digest])
+        self.identity = "/".join([spec.resolved.path_or_id, spec.resolved.revision or "", spec.model.dtype, digest])
 
     def scores(
         self, questions: Sequence[EncodedQuestion], on_progress: Callable[[int], None] | None = None
@@ -184,7 +187,7 @@ class Scorer:
         samples = 0 if greedy_alone else wanted.samples
         settings = Settings(samples, wanted.max_new_tokens, spec.passes.seed, wanted.rows)
         generator = Generator(self.model.model, self.head, self._tokenizer, settings, self.device)
-        found = generator.answer(questions, kept=kept, key=self._identity, on_progress=on_progress)
+        found = generator.answer(questions, kept=kept, key=self.identity, on_progress=on_progress)
         routed = self.scores(questions).flc if self.has_routers else None
         return found, without_rounding(routed)
 

@@ -14,7 +14,8 @@ from components.data.prompts import EncodedQuestion, PromptEncoder, PromptError
 from components.data.rows import Place
 from components.data.schema import OpenQuestion, Question
 from components.errors import CaltuneError, ModelError, UsageError
-from components.evaluation.predictions import FLC, Predictions
+from components.evaluation.open_predictions import SEQUENCE, SEQUENCE_SUM
+from components.evaluation.predictions import FLC, SOFTMAX, Predictions
 from components.registry.abstention_policy import AbstentionPolicy, read_policies
 from components.registry.asked import Asked, read_asked
 from components.registry.folder_spec import read_recalibration, read_spec
@@ -52,6 +53,7 @@ class Predictor:
         method: That trained it.
         policies: By name.
         max_length: As above.
+        identity: Names weights, recalibration and limit; equal for two predictors that give the same numbers.
 
     Raises:
         ModelError: The folder or the base model is damaged, or they do not belong together.
@@ -85,6 +87,7 @@ class Predictor:
         self.max_length = min(own.max_length, self._room) if max_length is None else max_length
         if self.max_length > self._room:
             raise UsageError(f"max_length is {max_length}, but the model has {self._room} positions")
+        self.identity = "/".join([self._scorer.identity, str(self._fitted), str(self.max_length)])
 
     def predict(
         self, questions: Sequence[Mapping[str, Any]], policy: Policy = None, on_progress: Progress | None = None
@@ -104,13 +107,14 @@ class Predictor:
             One prediction a question, in their order.
 
         Raises:
-            DataError: A question is malformed or too long, or is open-ended where this model cannot answer such;
-                `questions:3` names the third.
+            DataError: A question is malformed or too long, is open-ended where this model cannot answer such, or has
+                not the confidence that the policy reads; `questions:3` names the third.
             UsageError: There is no such policy, or it reads a confidence that the model does not state.
             FloatingPointError: A score is NaN.
         """
         chosen = self.policy(policy)
-        return self._answer([self.read(row, *place) for row, place in _places(questions)], chosen, on_progress)
+        ready = [self.read(row, *place, chosen) for row, place in _places(questions)]
+        return self._answer(ready, chosen, on_progress)
 
     def predict_each(
         self, questions: Sequence[object], policy: Policy = None, places: Sequence[tuple[Place, str]] | None = None
@@ -131,7 +135,7 @@ class Predictor:
         pairs = _places(questions) if places is None else list(zip(questions, places, strict=True))
         for number, (row, place) in enumerate(pairs):
             try:
-                ready[number] = self.read(row, *place)
+                ready[number] = self.read(row, *place, chosen)
             except CaltuneError as problem:
                 found[number] = Refusal(problem)
         for number, result in zip(ready, self._answer_each(list(ready.values()), chosen), strict=True):
@@ -142,17 +146,32 @@ class Predictor:
         """The policy in force.
 
         Raises:
-            UsageError: The adapter has none of that name.
+            UsageError: The adapter has none of that name, or it reads a confidence that the model does not state.
         """
-        return policy if isinstance(policy, AbstentionPolicy) else self.policies.choose(policy)
+        chosen = policy if isinstance(policy, AbstentionPolicy) else self.policies.choose(policy)
+        known = dict.fromkeys([*self.sources(open_ended=False), *self.sources(open_ended=True)])
+        if chosen is not None and chosen.source not in known:
+            raise UsageError(
+                f"the abstention policy reads confidence '{chosen.source}', which is not stated by this model; there "
+                f"is: {', '.join(known)}"
+            )
+        return chosen
 
-    def read(self, row: object, place: Place, default_id: str) -> Ready:
+    def sources(self, *, open_ended: bool) -> tuple[str, ...]:
+        """Confidence sources of multiple-choice or of open-ended questions."""
+        routed = (FLC,) if self._scorer.has_routers else ()
+        if open_ended:
+            return (SEQUENCE, SEQUENCE_SUM, *routed)
+        return (SOFTMAX,) if self._fitted is not None else (SOFTMAX, *routed)
+
+    def read(self, row: object, place: Place, default_id: str, policy: AbstentionPolicy | None) -> Ready:
         """Makes a row ready to be answered; the model is not asked yet.
 
         Args:
             row: As in `predict`.
             place: Where it stands.
             default_id: Its id, if it has none.
+            policy: The one in force.
 
         Raises:
             DataError: As for `predict`.
@@ -161,6 +180,10 @@ class Predictor:
         open_ended = isinstance(asked.question, OpenQuestion)
         if open_ended and (reason := self._open_misfit()):
             raise place.error("choices", "is missing, so the question is open-ended", reason)
+        if policy is not None and policy.source not in (there := self.sources(open_ended=open_ended)):
+            kind = "an open-ended" if open_ended else "a multiple-choice"
+            what = f"the abstention policy reads confidence '{policy.source}'; of {kind} question there is"
+            raise place.error(None, f"{what} {', '.join(there)}")
         try:
             encoded = self._encoder.encode(asked.question)
         except PromptError as problem:
@@ -239,8 +262,6 @@ class Predictor:
         self, ready: Sequence[Ready], policy: AbstentionPolicy | None, on_progress: Progress | None
     ) -> list[Prediction]:
         """Answers open-ended questions, greedily."""
-        from components.evaluation.open_predictions import SEQUENCE, SEQUENCE_SUM
-
         answers, flc = self._scorer.answers([one.encoded for one in ready], None, on_progress, greedy_alone=True)
         log_probs = np.array([min(own.greedy.log_prob, 0.0) for own in answers])  # rounding may pass 0
         tokens = np.array([own.greedy.tokens for own in answers])
@@ -260,37 +281,20 @@ class Predictor:
         ]
 
 
-def load_predictor(
-    path_or_model_uri: str | Path,
-    *,
-    tracking_uri: str | None = None,
-    base_model: str | None = None,
-    max_length: int | None = None,
-    device: str = "cpu",
-    trust_remote_code: bool = False,
-) -> Predictor:
+def load_predictor(path_or_model_uri: str | Path, *, tracking_uri: str | None = None, **options: Any) -> Predictor:
     """A predictor from what a training has left.
 
     Args:
         path_or_model_uri: An adapter folder, `runs:/<run id>/<artifact path>`, `models:/<name>@<alias>` or
             `models:/<name>/<version>`.
         tracking_uri: MLflow server or database; by default MLFLOW_TRACKING_URI.
-        base_model: As for `Predictor`, like the rest.
-        max_length: Likewise.
-        device: Likewise.
-        trust_remote_code: Likewise.
+        options: Of `Predictor`.
 
     Raises:
         CaltuneError: As for `adapter_folder` and `Predictor`.
     """
     with adapter_folder(path_or_model_uri, tracking_uri) as folder:
-        return Predictor(
-            folder,
-            base_model=base_model,
-            max_length=max_length,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
+        return Predictor(folder, **options)
 
 
 def _places(questions: Sequence[Any]) -> list[tuple[Any, tuple[Place, str]]]:
@@ -305,9 +309,4 @@ def _positions(model: Any) -> int:
 def _abstained(policy: AbstentionPolicy | None, stated: Mapping[str, FloatArray], n: int) -> list[bool | None]:
     if policy is None:
         return [None] * n
-    if policy.source not in stated:
-        raise UsageError(
-            f"the abstention policy reads confidence '{policy.source}', which is not stated here; there is: "
-            + ", ".join(stated)
-        )
     return [bool(value) for value in policy.abstains(stated[policy.source])]

@@ -28,7 +28,9 @@ def evaluation_settings(config: RunConfig, method: MethodName) -> dict[str, Any]
         config: The run.
         method: The method.
     """
-    passes: dict[str, Any] = {method: getattr(config, method).model_dump(mode="json")} if method in SAMPLED_METHODS else {}
+    passes: dict[str, Any] = (
+        {method: getattr(config, method).model_dump(mode="json")} if method in SAMPLED_METHODS else {}
+    )
     return {"max_length": config.data.max_length, "batch_tokens": config.evaluation.batch_tokens, **passes}
 
 
