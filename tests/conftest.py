@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -241,3 +242,11 @@ def asked_rows() -> list[dict[str, object]]:
         }
         for i in range(40)
     ]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -138,7 +138,7 @@ class Predictor:
                 ready[number] = self.read(row, *place, chosen)
             except CaltuneError as problem:
                 found[number] = Refusal(problem)
-        for number, result in zip(ready, self._answer_each(list(ready.values()), chosen), strict=True):
+        for number, result in zip(ready, self.answer_each(list(ready.values()), chosen), strict=True):
             found[number] = result
         return [result for result in found if result is not None]
 
@@ -207,7 +207,8 @@ class Predictor:
             return f"'{self.method}' averages over options; give the question choices"
         return None if self._fitted is None else "the recalibration changes scores of options; give it choices"
 
-    def _answer_each(self, ready: list[Ready], policy: AbstentionPolicy | None) -> list[Prediction | Refusal]:
+    def answer_each(self, ready: list[Ready], policy: AbstentionPolicy | None) -> list[Prediction | Refusal]:
+        """Answers what `read` has made ready, which another thread may do meanwhile; NaN refuses its question alone."""
         try:
             return list(self._answer(ready, policy, None))
         except FloatingPointError:
