@@ -25,6 +25,7 @@ from pipelines.plan import add_plan_command
 from pipelines.predict_command import add_predict_command
 from pipelines.registry_commands import add_registry_commands
 from pipelines.render_command import add_render_command
+from pipelines.serve_command import add_serve_command
 from pipelines.suite_command import add_suite_command
 from pipelines.tune_command import add_tune_command
 
@@ -227,6 +228,7 @@ add_suite_command(app)
 add_render_command(app)
 add_registry_commands(app)
 add_predict_command(app)
+add_serve_command(app)
 add_pipeline_command(app)
 
 

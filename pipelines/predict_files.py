@@ -83,6 +83,8 @@ class Questions:
             problem = f"not UTF-8 text: {error.reason} at byte {error.start}"
         except json.JSONDecodeError as error:
             problem = f"not JSON: {error.msg} at column {error.colno}"
+        except ValueError as error:
+            problem = f"JSON with a number that cannot be read: {error}"
         except RecursionError:
             problem = "not JSON that can be read: nested too deeply"
         return Line(number, index, None, str(DataError(self.name, number, None, problem)))

@@ -42,6 +42,8 @@ def read_asked(row: object, place: Place, default_id: str) -> Asked:
     fields: dict[str, object] = {name: row[name] for name in ASKED if name in row}
     if fields.get("id") in (None, ""):
         fields["id"] = default_id
+    if isinstance(fields["id"], str) and any("\ud800" <= character <= "\udfff" for character in fields["id"]):
+        raise place.error("id", "holds half a surrogate pair, which is no character")
     if row.get("choices") is None:
         return Asked(place, to_open_questions([(place, _open(fields))], None, default_id)[0])
     labelled = {**fields, "choices": row["choices"], "answer": UNLABELLED}

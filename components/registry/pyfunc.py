@@ -62,15 +62,15 @@ def signature(routed: bool) -> ModelSignature:
         routed: Whether there is a router confidence.
     """
     from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
     from mlflow.types.schema import Array
 
-    asked = [
+    asked: list[ColSpec | TensorSpec] = [
         ColSpec(DataType.string, "id", required=False),
         ColSpec(DataType.string, "question"),
         ColSpec(Array(DataType.string), "choices", required=False),
     ]
-    told = [
+    told: list[ColSpec | TensorSpec] = [
         ColSpec(DataType.string, "id"),
         ColSpec(DataType.string, "answer"),
         ColSpec(DataType.long, "answer_index", required=False),

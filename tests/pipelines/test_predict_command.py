@@ -80,18 +80,19 @@ def test_bad_rows_come_out_with_their_error_in_their_place(predict, calm, tmp_pa
              json.dumps({"question": "word " * 400, "choices": ["a", "b"]}), *good[3:], '"\\ud800"',
              '{"id": "\\ud800", "question": 1}', '{"question": "Q", "choices": ["a", "b"]}']  # fmt: skip
     path = tmp_path / "mixed.jsonl"
-    path.write_bytes("\n".join(lines).encode() + b'\n{"question": "\xff"}\n')
+    path.write_bytes("\n".join(lines).encode() + b'\n{"question": "\xff"}\n' + b"1" * 5000)
     code, rows, err = predict("--model", calm, path)
     assert code == 1
-    assert "7 of 14 questions could not be answered" in err
-    assert len(rows) == 14, "the blank line asks nothing"
+    assert "8 of 15 questions could not be answered" in err
+    assert len(rows) == 15, "the blank line asks nothing"
     assert [row.get("id", row.get("line")) for row in rows] == [
-        "q0", 3, "q1", "x", 6, "q2", 8, "q3", "q4", "q5", 12, "\ud800", "mixed-12", 15,
+        "q0", 3, "q1", "x", 6, "q2", 8, "q3", "q4", "q5", 12, "\ud800", "mixed-12", 15, 16,
     ]  # fmt: skip
     assert rows[1]["error"].startswith(f"{path}:3: not JSON")
     assert rows[3]["error"].startswith(f"{path}:5: field 'choices'")
     assert "tokens long" in rows[6]["error"]
-    assert "not UTF-8" in rows[-1]["error"]
+    assert "not UTF-8" in rows[-2]["error"]
+    assert "number that cannot be read" in rows[-1]["error"]
     answered = [row for row in rows if "error" not in row]
     assert close(answered[:6], [p.as_row() for p in load(calm).predict(asked_rows[:6])])
 
