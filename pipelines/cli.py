@@ -22,8 +22,10 @@ from pipelines.jobs import add_job_commands
 from pipelines.options import Config, Json, Overrides, Overwrite, Quiet
 from pipelines.pipeline_command import add_pipeline_command
 from pipelines.plan import add_plan_command
+from pipelines.predict_command import add_predict_command
 from pipelines.registry_commands import add_registry_commands
 from pipelines.render_command import add_render_command
+from pipelines.serve_command import add_serve_command
 from pipelines.suite_command import add_suite_command
 from pipelines.tune_command import add_tune_command
 
@@ -225,6 +227,8 @@ add_tune_command(app)
 add_suite_command(app)
 add_render_command(app)
 add_registry_commands(app)
+add_predict_command(app)
+add_serve_command(app)
 add_pipeline_command(app)
 
 

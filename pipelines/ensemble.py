@@ -26,6 +26,8 @@ def train_members(stages: Calibration, job: TrainingJob, resume: bool) -> None:
         job: The ensemble's method.
         resume: Go on with the member in progress from its newest checkpoint.
     """
+    from components.training.result import EVALUATION, evaluation_settings
+
     folder, jobs = stages.folder, member_jobs(job)
     for name, of_member in jobs.items():
         if not folder.is_done(f"train/{name}"):
@@ -39,7 +41,11 @@ def train_members(stages: Calibration, job: TrainingJob, resume: bool) -> None:
             [of_member.folder / "adapter" for of_member in jobs.values()],
             method=job.method,
             resolved=job.resolved,
-            details={**job.details, "last_step": notes["last_step"]},
+            details={
+                **job.details,
+                "last_step": notes["last_step"],
+                EVALUATION: evaluation_settings(job.config, job.method),
+            },
         )
         logger.log_artifact(job.folder / "adapter")
 

@@ -65,12 +65,12 @@ def evaluate(job: EvaluationJob, on_progress: Callable[[int], None]) -> dict[str
     encoder = PromptEncoder(tokenizer, config.data.prompt, config.data.max_length)
     encoded = {split: encoder.encode_all(job.data.splits[split].questions) for split in job.splits}
     adapter = None if job.adapter is None else job.adapter.resolve()  # an actor has a current folder of its own
-    spec = ScorerSpec(config, job.resolved, adapter, int(tokenizer.pad_token_id))  # type: ignore[arg-type]
+    spec = ScorerSpec.of_run(config, job.resolved, adapter, int(tokenizer.pad_token_id))  # type: ignore[arg-type]
     open_ended = {split: encoded.pop(split) for split in job.splits if job.data.splits[split].open_ended}
     own: Scorer | None = None
     found: dict[str, AnyPredictions] = {}
     if encoded and (config.evaluation.actors > 1 or config.resources.use_gpu):
-        scores = score_on_actors(spec, encoded, on_progress)
+        scores = score_on_actors(spec, config, encoded, on_progress)
     else:
         own = Scorer(spec, "cpu") if encoded or not config.resources.use_gpu else None
         scores = {split: own.scores(questions, on_progress) for split, questions in encoded.items() if own is not None}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from components.config import RunConfig
 from components.data.prompts import EncodedQuestion
 from components.errors import CaltuneError
 from components.evaluation.scorer import Scorer, ScorerSpec
@@ -75,7 +76,9 @@ class ScoringActor:
         return pa.Table.from_pylist([{"number": row["number"], **result}], schema=RESULT)
 
 
-def score_on_actors(spec: ScorerSpec, encoded: Encoded, on_progress: Callable[[int], None]) -> dict[str, SplitScores]:
+def score_on_actors(
+    spec: ScorerSpec, config: RunConfig, encoded: Encoded, on_progress: Callable[[int], None]
+) -> dict[str, SplitScores]:
     """Scores splits on `evaluation.actors` actors, all splits through one pool.
 
     An actor that is lost is started again and its batches are scored again, as often as it takes. Without any progress
@@ -84,6 +87,7 @@ def score_on_actors(spec: ScorerSpec, encoded: Encoded, on_progress: Callable[[i
 
     Args:
         spec: What every actor loads; the paths in it must be there on every node.
+        config: The run, which says how many actors there are and what each gets.
         encoded: Questions by split.
         on_progress: Called in this thread with the number of questions done since the last call.
 
@@ -99,10 +103,10 @@ def score_on_actors(spec: ScorerSpec, encoded: Encoded, on_progress: Callable[[i
     from ray.data.exceptions import ExecutionTimeoutError
 
     connect()
-    batches = _batches(encoded, spec.config.evaluation.batch_tokens)
+    batches = _batches(encoded, spec.batch_tokens)
     found: dict[int, dict[str, Any]] = {}
     _quieten()
-    results = _results(spec, encoded, batches)
+    results = _results(spec, config, encoded, batches)
     try:
         for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
             for row in table.to_pylist():
@@ -122,12 +126,12 @@ def _batches(encoded: Encoded, token_budget: int) -> Batches:
     return [(split, group) for split, qs in encoded.items() for group in batches_by_length(qs, token_budget)]
 
 
-def _results(spec: ScorerSpec, encoded: Encoded, batches: Batches) -> Any:
+def _results(spec: ScorerSpec, config: RunConfig, encoded: Encoded, batches: Batches) -> Any:
     """The data set of results, not yet computed."""
     import ray.data
 
-    actors = spec.config.evaluation.actors
-    cores, gpus = resources_per_actor(spec.config.resources, actors)
+    actors = config.evaluation.actors
+    cores, gpus = resources_per_actor(config.resources, actors)
     rows = [
         {"number": number, "questions": pickle.dumps([encoded[split][i] for i in group])}
         for number, (split, group) in enumerate(batches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -170,3 +171,82 @@ def run_ranks() -> Callable[[Path, Sequence[str], int], None]:
         assert codes == [0] * world, logs
 
     return run
+
+
+@pytest.fixture(scope="session")
+def tiny_adapter(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model_original: LlamaForCausalLM,
+    tiny_tokenizer: PreTrainedTokenizerFast,
+    tiny_model_folder: Path,
+) -> Callable[[str], Path]:
+    """Adapter folders of `tiny_model` by method: `calm` with a head, `uq4ct` with routers, `mc_dropout`.
+
+    Prompts are plain, with a space before each option. Not to be written to.
+    """
+    from components.config import AdapterConfig, MixLoraConfig, ModelConfig
+    from components.config_data import PromptConfig
+    from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
+    from components.models.adapter_files import AdapterRecord, save_adapter
+    from components.models.base import resolve_model
+    from components.models.calibration_head import CalibrationHead
+
+    made: dict[str, Path] = {}
+
+    def make(method: str) -> Path:
+        if method in made:
+            return made[method]
+        lora = AdapterConfig(r=2, alpha=4, dropout=0.3 if method == "mc_dropout" else 0.0)
+        mixlora = MixLoraConfig(r=2, alpha=4, num_experts=4, router_init_std=0.3)
+        config = ModelConfig(name=str(tiny_model_folder), adapter=lora, mixlora=mixlora)
+        spec = mixlora if method == "uq4ct" else lora
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            model = attach_adapter(copy.deepcopy(tiny_model_original), spec, seed=0)
+            head = CalibrationHead(TINY_VOCABULARY, "vocabulary", 8.0) if method == "calm" else None
+            with torch.no_grad():
+                for value in [*trainable_parameters(model).values(), *(head.parameters() if head else ())]:
+                    value.add_(0.1 * torch.randn_like(value))
+        passes = {"mc_dropout": {"dropout": 0.3, "samples": 3}} if method == "mc_dropout" else {}
+        made[method] = save_adapter(
+            tmp_path_factory.mktemp("adapters") / method,
+            model=model,
+            state=adapter_state(model),
+            head=head,
+            tokenizer=tiny_tokenizer,
+            config=config,
+            adapter=spec,
+            resolved=resolve_model(config),
+            record=AdapterRecord(
+                method,
+                3,
+                PromptConfig(style="plain", template="Question: {question}\nAnswer:", delimiter=" "),
+                {"seed": 5, "evaluation": {"max_length": 200, "batch_tokens": 512, **passes}},
+            ),
+        )
+        return made[method]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def asked_rows() -> list[dict[str, object]]:
+    """Forty multiple-choice rows of mixed length with two to five choices."""
+    words = ("iron", "tin", "zinc", "gold", "lead", "neon", "argon", "Lima", "Oslo", "Rome", "the city of Cairo")
+    return [
+        {
+            "id": f"q{i}",
+            "question": f"What is number {i}?" + " Think about it." * (i % 4),
+            "choices": [words[(3 * i + k) % len(words)] for k in range(2 + i % 4)],
+            "answer": i % 2,
+        }
+        for i in range(40)
+    ]
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

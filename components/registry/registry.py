@@ -1,8 +1,9 @@
 """Versions of a model in MLflow's registry: registered from a run, found again by alias, fetched with their results.
 
 A version's files are the artifacts of a small run of its own, nested in the run that it came from: `model/` is the
-adapter folder, with the results that a gate reads in `model/evaluation/<method>/<split>/` and the run file beside them.
-So a version can be judged and used anywhere, long after the run folder is gone.
+adapter folder, with the results that a gate reads in `model/evaluation/<method>/<split>/` and the run file beside them,
+and what makes it an MLflow model (`pyfunc.py`). So a version can be judged, used and served anywhere, long after the
+run folder is gone.
 """
 
 from __future__ import annotations
@@ -170,6 +171,8 @@ class Registry:
             return read_results(folder / version.method, version.name, splits, version.number)
 
     def _create(self, model: str, candidate: Candidate, tracked_run: str, staged: Path, digest: str) -> Version:
+        from components.registry.pyfunc import add_model_files
+
         with self.connection.requests() as client:
             parent = client.get_run(tracked_run).info
             run = client.create_run(
@@ -179,6 +182,7 @@ class Registry:
             )
         run_id = run.info.run_id
         try:
+            add_model_files(staged, routed=_is_routed(staged))
             self._upload(run_id, staged)
         except Exception:
             with self.connection.requests() as client:
@@ -227,6 +231,14 @@ def _stage(candidate: Candidate, folder: Path) -> Path:
     if (folder / RESULTS_FOLDER / CHAMPION).is_dir() and note.is_file():
         shutil.copy2(note, folder / RESULTS_FOLDER / CHAMPION / CHAMPION_NOTE)
     return folder
+
+
+def _is_routed(folder: Path) -> bool:
+    """Whether the version states a router confidence; a recalibrated one does not."""
+    from components.models.adapter_checks import read_metadata
+    from components.registry.folder_spec import read_recalibration
+
+    return read_metadata(folder)["adapter"]["kind"] == "mixlora" and read_recalibration(folder) is None
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from components.config import AdapterSpec
+from components.config import SAMPLED_METHODS, AdapterSpec, MethodName, RunConfig
 from components.models.adapter_files import AdapterRecord, save_adapter
 from components.models.calibration_head import CalibrationHead
 from components.training.loop import LoopResult
@@ -16,6 +16,22 @@ from components.training.methods import METHODS
 
 if TYPE_CHECKING:
     from components.training.job import TrainingJob
+
+EVALUATION = "evaluation"
+"""Key of `evaluation_settings` among an adapter's details."""
+
+
+def evaluation_settings(config: RunConfig, method: MethodName) -> dict[str, Any]:
+    """What of a run file, beside the prompt, a method's answers depend on: who loads the adapter answers alike.
+
+    Args:
+        config: The run.
+        method: The method.
+    """
+    passes: dict[str, Any] = (
+        {method: getattr(config, method).model_dump(mode="json")} if method in SAMPLED_METHODS else {}
+    )
+    return {"max_length": config.data.max_length, "batch_tokens": config.evaluation.batch_tokens, **passes}
 
 
 def save_result(
@@ -50,7 +66,8 @@ def save_result(
         method=job.method if job.member is None else f"{job.method}-member-{job.member}",
         steps=result.kept_step,
         prompt=job.config.data.prompt,
-        details={**job.details, "last_step": result.last_step} | ({} if job.member is None else {"member": job.member}),
+        details={**job.details, "last_step": result.last_step, EVALUATION: evaluation_settings(job.config, job.method)}
+        | ({} if job.member is None else {"member": job.member}),
         balance_weight=job.config.uq4ct.balance_weight if METHODS[job.method].lower == "uq4ct" else None,
     )
     save_adapter(

@@ -51,13 +51,13 @@ class Clock:
         return sum(self.counts[skip:]) / (self.times[-1] - self.times[skip - 1])
 
 
-def prepared(questions: int) -> tuple[Callable[[int], ScorerSpec], list[EncodedQuestion]]:
-    """The scorer's specification by number of actors, and encoded questions."""
+def prepared(questions: int) -> tuple[Callable[[int], tuple[ScorerSpec, RunConfig]], list[EncodedQuestion]]:
+    """The scorer's specification and the run by number of actors, and encoded questions."""
     model = ModelConfig()
     resolved = resolve_model(model)
     tokenizer = load_tokenizer(resolved, model)
 
-    def spec(actors: int) -> ScorerSpec:
+    def spec(actors: int) -> tuple[ScorerSpec, RunConfig]:
         config = RunConfig.model_validate(
             {
                 "run": "bench",
@@ -66,7 +66,7 @@ def prepared(questions: int) -> tuple[Callable[[int], ScorerSpec], list[EncodedQ
                 "resources": {"cpus_per_worker": 1},
             }
         )
-        return ScorerSpec(config, resolved, None, int(tokenizer.pad_token_id))  # type: ignore[arg-type]
+        return ScorerSpec.of_run(config, resolved, None, int(tokenizer.pad_token_id)), config  # type: ignore[arg-type]
 
     encoder = PromptEncoder(tokenizer, PROMPT, 256)
     return spec, encoder.encode_all(build_facts("geography", 0).questions[:questions])
@@ -83,10 +83,9 @@ def measure(questions: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would put the actors behind whatever else runs
     clocks = {name: Clock() for name in ("process", "actor", "actors")}
-    alone = Scorer(spec(1), "cpu").scores(encoded, clocks["process"])
-    one, two = (
-        score_on_actors(spec(n), {"split": encoded}, clocks[name])["split"] for n, name in ((1, "actor"), (2, "actors"))
-    )
+    alone = Scorer(spec(1)[0], "cpu").scores(encoded, clocks["process"])
+    split, by_name = {"split": encoded}, ((1, "actor"), (2, "actors"))
+    one, two = (score_on_actors(*spec(n), split, clocks[name])["split"] for n, name in by_name)
     rates = {name: clock.rate() for name, clock in clocks.items()}
     return {
         "questions": len(encoded),

@@ -189,7 +189,7 @@ def test_what_an_actor_refuses_is_said_in_one_sentence(ray_here, evaluation, ada
 def test_an_error_that_nobody_foresaw_keeps_its_words(evaluation):
     """The tiny model has 320 tokens; id 5000 is none of them."""
     job = evaluation(2)
-    actor = ScoringActor(ScorerSpec(job.config, job.resolved, None, pad_id=0), threads=1, device="cpu")
+    actor = ScoringActor(ScorerSpec.of_run(job.config, job.resolved, None, pad_id=0), threads=1, device="cpu")
     strange = EncodedQuestion("q", (5000,), ((3,), (4,)), 0)
     (row,) = actor(pa.table({"number": [7], "questions": [pickle.dumps([strange])]})).to_pylist()
     problem = pickle.loads(row["error"])

@@ -56,7 +56,7 @@ def scorer(ensemble: Path, base_config: ModelConfig) -> Callable[[str], Scorer]:
                 "ensemble": {"combine": combine},
             }
         )
-        return Scorer(ScorerSpec(config, resolve_model(base_config), ensemble, 0), "cpu")
+        return Scorer(ScorerSpec.of_run(config, resolve_model(base_config), ensemble, 0), "cpu")
 
     return make
 
