@@ -12,9 +12,8 @@ from components.errors import ModelError
 from components.evaluation.open_predictions import AnyPredictions
 from components.evaluation.selective import naive_threshold, threshold_for_coverage, threshold_for_risk
 from components.files import read_json, write_json
-from components.models.adapter_extras import add_file
+from components.models.adapter_extras import ABSTENTION_FILE, add_file
 
-ABSTENTION_FILE = "abstention.json"
 FORMAT = 1
 
 FIXED_SEQUENCE, CONFORMAL = "fixed-sequence binomial tests", "conformal quantile"

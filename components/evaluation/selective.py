@@ -95,7 +95,7 @@ def threshold_for_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, d
     confidence_n, correct_n = outcomes(confidence, correct)
     descending = -np.sort(-confidence_n)
     chosen = None
-    for count in tested_counts(len(confidence_n), risk, delta):
+    for count in counts_tested(len(confidence_n), risk, delta):
         threshold = _just_above_next(descending, count)
         right = correct_n[confidence_n >= threshold]
         if len(right) == 0:  # all the most confident ones are tied: a threshold above them answers nothing
@@ -106,7 +106,7 @@ def threshold_for_risk(confidence: ArrayLike, correct: ArrayLike, risk: float, d
     return chosen
 
 
-def tested_counts(n: int, risk: float, delta: float) -> list[int]:
+def counts_tested(n: int, risk: float, delta: float) -> list[int]:
     """Numbers of answers at which thresholds are tested, rising; they depend on nothing that is seen.
 
     Args:
@@ -126,15 +126,12 @@ def tested_counts(n: int, risk: float, delta: float) -> list[int]:
     from scipy.stats import binom
 
     counts = np.arange(1, n + 1)
-    found: list[int] = []
-    for errors in range(n):
-        # The tail falls as the count grows, so what passes is one stretch at the end.
-        passing = int((binom.cdf(errors, counts, risk) <= delta).sum())
-        if passing == 0:
-            break
-        found.append(n - passing + 1)
-    from_least = [count for count in found if count >= LEAST_COVERAGE * n]
-    return sorted({*from_least, n}) if found else []
+    quantile = binom.ppf(delta, counts, risk)
+    most_errors = quantile - (binom.cdf(quantile, counts, risk) > delta)  # that pass; -1 where none do
+    smallest = counts[np.diff(most_errors, prepend=-1.0) > 0]
+    if smallest.size == 0:
+        return []
+    return sorted({*smallest[smallest >= LEAST_COVERAGE * n].tolist(), n})
 
 
 def p_value(wrong: int, answered: int, risk: float) -> float:

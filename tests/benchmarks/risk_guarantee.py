@@ -10,8 +10,8 @@ The questions are a finite set, so a calibration part drawn from it is hypergeom
 spread: the test is then on the safe side. "exceeds" is that the error rate *of the whole set* above the threshold lies
 above the target, which is what the guarantee speaks of: the set is the population. "exceeds on the rest" takes the
 other questions only, an estimate with noise of its own, and high exactly where the calibration part was lucky, since
-the two make up a fixed whole. Of a threshold whose error rate is at the target the rest shows more in half of the splits, so
-delta does not bound that figure; the smaller the calibration part, the closer it comes to "exceeds".
+the two make up a fixed whole. Of a threshold whose error rate is at the target the rest shows more in half of the
+splits, so delta does not bound that figure; the smaller the calibration part, the closer it comes to "exceeds".
 """
 
 from __future__ import annotations
