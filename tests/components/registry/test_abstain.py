@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from components.evaluation.predictions import read_predictions
-from components.evaluation.selective import threshold_for_coverage, threshold_for_risk
+from components.evaluation.selective import naive_threshold, threshold_for_coverage, threshold_for_risk
 from components.models.adapter_checks import verify_adapter
 from components.models.adapter_extras import add_file, fingerprint
 from pipelines.cli import app
@@ -59,7 +59,9 @@ def test_a_policy_is_kept_with_the_adapter(run, abstain) -> None:
         answered = of_split.confidence() >= expected
         assert figures["chosen"]["coverage"] == answered.mean()
         assert figures["chosen"]["risk"] == pytest.approx(1 - of_split.correct[answered].mean())
-    assert result["splits"]["id"]["naive"]["coverage"] >= result["splits"]["id"]["chosen"]["coverage"]
+        naive = of_split.confidence() >= naive_threshold(found.confidence(), found.correct, 0.2)
+        assert figures["naive"]["risk"] == pytest.approx(1 - of_split.correct[naive].mean())
+        assert figures["naive"]["coverage"] == naive.mean() > figures["chosen"]["coverage"]
     beside = run / "calm" / "abstention"
     assert json.loads((beside / "risk_0.2.json").read_text()) == result
     assert (beside / "risk_0.2.png").read_bytes().startswith(b"\x89PNG")
