@@ -30,9 +30,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises:
         ValueError: `content` holds NaN or an infinity; callers turn undefined figures into None first.
     """
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(json_text(content), encoding="utf-8")
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """What `write_json` writes; errors likewise."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def read_json(path: Path, remedy: str) -> dict[str, Any]:

@@ -161,17 +161,16 @@ class Calibration:
         Raises:
             UsageError: The run that is resumed has evaluated another adapter under this name.
         """
-        from components.models.adapter_checks import METADATA_FILE
-        from components.models.smollm2 import sha256_of
+        from components.models.adapter_extras import fingerprint
 
         stage = f"evaluate/{method}"
         splits = self.evaluated_splits(method, data)
-        fingerprint = None if adapter is None else sha256_of(adapter / METADATA_FILE)
+        evaluated = None if adapter is None else fingerprint(adapter)
         folders = {split: self._split_folder(method, split) for split in splits}
         # A method that is recalibrated in a further way may need a split that was not evaluated before.
         kept = all((folder / "predictions.parquet").exists() for folder in folders.values())
         if self.folder.is_done(stage) and kept:
-            if self.folder.notes(stage)["adapter"] != fingerprint:
+            if self.folder.notes(stage)["adapter"] != evaluated:
                 raise UsageError(
                     f"{self.folder.path} holds an evaluation of another adapter as '{method}'; use --overwrite or "
                     "another run name"
@@ -181,7 +180,7 @@ class Calibration:
 
         total = sum(len(data.splits[split]) for split in splits)
         with self.folder.stage(stage) as notes, self.reporter.task(f"evaluate {method}", total) as advance:
-            notes["adapter"] = fingerprint
+            notes["adapter"] = evaluated
             generated = self.folder.method(method) / "generated"
             job = EvaluationJob(self.config, data, resolved, adapter, splits, generated)
             found = evaluate(job, lambda done: advance(done, ""))

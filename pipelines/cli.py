@@ -18,7 +18,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from components.errors import CaltuneError, Interrupted, UsageError
+from pipelines.abstain_command import add_abstain_command
 from pipelines.jobs import add_job_commands
+from pipelines.monitor_command import add_monitor_command
 from pipelines.options import Config, Json, Overrides, Overwrite, Quiet
 from pipelines.pipeline_command import add_pipeline_command
 from pipelines.plan import add_plan_command
@@ -230,6 +232,8 @@ add_registry_commands(app)
 add_predict_command(app)
 add_serve_command(app)
 add_pipeline_command(app)
+add_abstain_command(app)
+add_monitor_command(app)
 
 
 def _version(wanted: bool) -> None:

@@ -80,10 +80,8 @@ class Scorer:
 
     def __init__(self, spec: ScorerSpec, device: str) -> None:
         from components.evaluation.scorer_passes import passes_of
-        self.passes = passes_of(method, self.model, members, spec.passes)
-        if prediction_of(method) == "point":
-            merge_adapter(model)
-        self.identity = "/".join([spec.resolved.path_or_id, spec.resolved.revision or "", spec.model.dtype, digest])
+        from components.models.adapter import merge_adapter
+        from components.models.adapter_checks import METADATA_FILE, read_metadata
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
         from components.models.ensemble import is_ensemble, load_ensemble
@@ -111,14 +109,10 @@ class Scorer:
                 self.posterior = load_posterior(spec.adapter, lora_layers(model))
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
-<<<<<<< HEAD
-        self.passes = passes_of(method, self.model, members, spec.config)
+        self.passes = passes_of(method, self.model, members, spec.passes)
         if prediction_of(method) == "point":
             merge_adapter(model)
-=======
-        self.passes = passes_of(method, self.model, members, spec.passes)
         self.identity = "/".join([spec.resolved.path_or_id, spec.resolved.revision or "", spec.model.dtype, digest])
->>>>>>> w-predict
 
     def scores(
         self, questions: Sequence[EncodedQuestion], on_progress: Callable[[int], None] | None = None

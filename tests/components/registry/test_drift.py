@@ -113,7 +113,7 @@ def test_a_prediction_log_is_read_from_either_format(simulate, tmp_path):
         ('{"confidence_softmax": 1.5}', ":1: field 'confidence_softmax': is 1.5"),
         ('{"confidence_softmax": true}', ":1: field 'confidence_softmax': is True"),
         ('{"confidence": 0.5}', ":1: field 'confidence_softmax': is None"),
-        ('{"confidence_softmax": 0.5}\n{"conf', ":2: is not JSON"),
+        ('{"confidence_softmax": 0.5}\n{"conf\n', ":2: is not JSON"),
         ("[0.5]", ":1: is not a JSON object"),
         ("", "has no rows"),
     ],
