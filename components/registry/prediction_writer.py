@@ -1,18 +1,17 @@
-"""The prediction log of a model in service, as `prediction_log.py` reads it: appended to, a JSON object a question."""
+"""The prediction log of a model in service: what was answered, appended a request at a time."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from components.registry.prediction import Prediction
+from components.registry.prediction_log import append_rows, log_row
 
 
 class PredictionLog:
-    """Appends what was answered. Whoever reads while it is written sees whole rows.
+    """Appends what was answered, in the form of `prediction_log.py`.
 
     Open-ended answers have other confidences than drift is judged by, so they go to a file of their own beside it,
     `<stem>-open.jsonl`.
@@ -22,7 +21,6 @@ class PredictionLog:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._paths = {False: path, True: path.with_name(f"{path.stem}-open{path.suffix}")}
 
     def write(self, predictions: Sequence[Prediction], asked: Sequence[Mapping[str, Any]], latency_s: float) -> None:
@@ -30,18 +28,21 @@ class PredictionLog:
 
         Args:
             predictions: What was answered.
-            asked: The rows that asked, in the same order; a label in them, `answer`, is kept as `label`.
+            asked: The rows that asked, in the same order; a label in them, `answer`, is kept as `gold`.
             latency_s: From the request's arrival to its answer, seconds.
+
+        Raises:
+            OSError: The disk is full or the file may not be written.
         """
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        lines: dict[bool, str] = {False: "", True: ""}
+        rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
         for prediction, row in zip(predictions, asked, strict=True):
-            told = prediction.as_row()
-            told.pop("probabilities", None)
-            label = {"label": row["answer"]} if row.get("answer") is not None else {}
-            entry = {"id": told.pop("id"), "time": now, **told, "latency_s": round(latency_s, 6), **label}
-            lines[prediction.answer_index is None] += json.dumps(entry, ensure_ascii=True) + "\n"
-        for open_ended, text in lines.items():
-            if text:
-                with self._paths[open_ended].open("ab", buffering=0) as file:
-                    file.write(text.encode("ascii"))
+            gold = row.get("answer")
+            rows[prediction.answer_index is None].append(
+                log_row(
+                    prediction.as_row(),
+                    latency_s=round(latency_s, 6),
+                    gold=gold if isinstance(gold, int | str) and not isinstance(gold, bool) else None,
+                )
+            )
+        for open_ended, entries in rows.items():
+            append_rows(self._paths[open_ended], entries)
