@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from components.errors import CaltuneError, Interrupted, UsageError
+from pipelines.export_command import add_export_command
 from pipelines.jobs import add_job_commands
 from pipelines.options import Config, Json, Overrides, Overwrite, Quiet
 from pipelines.pipeline_command import add_pipeline_command
@@ -226,6 +227,7 @@ add_suite_command(app)
 add_render_command(app)
 add_registry_commands(app)
 add_pipeline_command(app)
+add_export_command(app)
 
 
 def _version(wanted: bool) -> None:
