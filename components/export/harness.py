@@ -2,8 +2,8 @@
 
     lm_eval --model caltune --model_args adapter=DIR --tasks arc_easy
 
-A harness that looks for plugins finds the class by the entry point `lm_eval.models`. Version 0.4.13 does not look, so
-there `caltune-lm-eval` (`python -m components.export.harness_command`) takes the place of `lm_eval`, with its arguments.
+A harness that looks for plugins finds the class by the entry point `lm_eval.models`. Version 0.4.13 looks for none:
+there `caltune-lm-eval` (`python -m components.export.harness_command`) takes the place of `lm_eval`, arguments and all.
 
 Options of one question have one context: they are scored side by side in one row, as in caltune's own evaluation.
 """
