@@ -19,6 +19,7 @@ import typer
 
 from components.errors import CaltuneError, Interrupted, UsageError
 from pipelines.abstain_command import add_abstain_command
+from pipelines.export_command import add_export_command
 from pipelines.jobs import add_job_commands
 from pipelines.monitor_command import add_monitor_command
 from pipelines.options import Config, Json, Overrides, Overwrite, Quiet
@@ -233,6 +234,7 @@ add_predict_command(app)
 add_serve_command(app)
 add_pipeline_command(app)
 add_abstain_command(app)
+add_export_command(app)
 add_monitor_command(app)
 
 

@@ -90,7 +90,7 @@ def load_model(resolved: ResolvedModel, config: ModelConfig) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     try:
-        with _bars_on_terminals_only():
+        with bars_on_terminals_only():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 resolved.path_or_id,
                 dtype=getattr(torch, config.dtype),
@@ -269,8 +269,8 @@ def _check_loading(resolved: ResolvedModel, info: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _bars_on_terminals_only() -> Iterator[None]:
-    """Keeps transformers' loading bar out of log files."""
+def bars_on_terminals_only() -> Iterator[None]:
+    """Keeps transformers' bars of loading and saving out of log files."""
     from transformers.utils import logging as transformers_logging
 
     if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():

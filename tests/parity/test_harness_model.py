@@ -1,0 +1,147 @@
+"""lm-evaluation-harness's command line on a caltune adapter against `caltune evaluate` on the same ARC-Easy questions.
+
+Real: model, data, both command lines. The adapter is LoRA and a calibration head moved at random, so that each of the
+two shows in the scores.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from components.evaluation.predictions import read_predictions
+
+pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[parity]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data" / "arc_easy"
+ROWS = 200
+TOLERANCE = 1e-4
+
+TASK = """
+task: arc_easy_local
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: answer
+metric_list: [{{metric: acc}}]
+"""
+RUN_FILE = """
+run: parity
+output_dir: {folder}
+methods: [base]
+model: {{name: {model}, adapter: {{r: 4}}, mixlora: {{r: 4, num_experts: 4}}}}
+data:
+  source: {{kind: file, path: {train}}}
+  test_source: {{kind: file, path: {test}}}
+  splits: {{train: 1, calibration: 0, validation: 1, test: {n}}}
+  prompt: {{style: plain, template: "Question: {{question}}\\nAnswer:", delimiter: " ", scoring: text}}
+evaluation: {{bootstrap: 100}}
+tracking: {{enabled: false}}
+"""
+
+
+def command(*arguments: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def adapter_of(run_file: Path, method: str, folder: Path) -> Path:
+    """An adapter folder of the run's model and prompt, moved away from its start at random."""
+    from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
+    from components.models.adapter_files import AdapterRecord, save_adapter
+    from components.models.base import load_model, load_tokenizer, resolve_model
+    from components.models.calibration_head import CalibrationHead
+    from components.run_file import load_run_file
+    from components.training.methods import METHODS
+
+    config = load_run_file(run_file)
+    resolved = resolve_model(config.model)
+    model, spec = load_model(resolved, config.model), METHODS[method].adapter_spec(config)
+    model = attach_adapter(model, spec, seed=0)
+    head = None
+    with torch.no_grad():
+        for value in trainable_parameters(model).values():
+            value.add_(0.01 * torch.randn_like(value))
+        if method == "calm":
+            head = CalibrationHead(49152)
+            head.l.normal_(std=0.3)
+            head.rho.normal_(std=0.2)
+            head.shared.fill_(0.4)
+    return save_adapter(
+        folder,
+        model=model,
+        state=adapter_state(model),
+        head=head,
+        tokenizer=load_tokenizer(resolved, config.model),
+        config=config.model,
+        adapter=spec,
+        resolved=resolved,
+        record=AdapterRecord(method, 1, config.data.prompt, balance_weight=0.01),
+    )
+
+
+@pytest.fixture
+def run_file(tmp_path, smollm2_folder):
+    if not DATA.is_dir():
+        pytest.skip(f"no ARC-Easy at {DATA}")
+    rows = gzip.decompress((DATA / "test.jsonl.gz").read_bytes()).decode().splitlines()[:ROWS]
+    (tmp_path / "test.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "task.yaml").write_text(TASK.format(rows=tmp_path / "test.jsonl"))
+    path = tmp_path / "run.yaml"
+    fields = {"folder": tmp_path / "outputs", "model": smollm2_folder, "n": ROWS}
+    path.write_text(RUN_FILE.format(train=DATA / "train.jsonl.gz", test=tmp_path / "test.jsonl", **fields))
+    return path
+
+
+@pytest.mark.parametrize("method", ["calm", "uq4ct"])
+def test_the_harness_agrees_with_evaluate(method, run_file, tmp_path):
+    adapter = adapter_of(run_file, method, tmp_path / "adapter")
+    said = command(
+        "pipelines.cli", "evaluate", "--config", str(run_file), "--adapter", str(adapter), "--json", folder=tmp_path
+    )  # fmt: skip
+    (block,) = json.loads(said)["methods"].values()
+    (path,) = (tmp_path / "outputs" / "parity").glob("*/evaluation/id/predictions.parquet")
+    ours = read_predictions(path)
+
+    command(
+        "components.export.harness_command", "run", "--model", "caltune", "--model_args", f"adapter={adapter}",
+        "--tasks", "arc_easy_local", "--include_path", str(tmp_path / "tasks"), "--device", "cpu",
+        "--log_samples", "--output_path", str(tmp_path / "harness"), folder=tmp_path,
+    )  # fmt: skip
+    (results,) = (tmp_path / "harness").rglob("results_*.json")
+    (samples,) = (tmp_path / "harness").rglob("samples_*.jsonl")
+    accuracy = json.loads(results.read_text())["results"]["arc_easy_local"]["acc,none"]
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    theirs = {row["doc"]["id"]: [float(value) for ((value, _),) in row["resps"]] for row in rows}
+
+    assert len(theirs) == ROWS
+    assert set(ours.ids) == set(theirs)
+    apart = [
+        float(np.abs(scores[:n] - theirs[name]).max())
+        for name, n, scores in zip(ours.ids, ours.n_options, ours.option_log_probs, strict=True)
+    ]
+    print(f"{method}: accuracy {accuracy}, log-probabilities within {max(apart):.2g}")
+    assert max(apart) <= TOLERANCE
+    assert accuracy == block["id"]["accuracy"]["value"]
