@@ -141,5 +141,12 @@ class Answers:
                     break  # cut short while it was written
                 whole += len(line)
                 self.done += 1
-                self.failed += "error" in json.loads(line)
+                self.failed += "error" in self._row(path, line, remedy)
             file.truncate(whole)
+
+    def _row(self, path: Path, line: bytes, remedy: str) -> Mapping[str, Any]:
+        try:
+            row: Mapping[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{path}:{self.done}: is no prediction: {error}; {remedy}") from error
+        return row

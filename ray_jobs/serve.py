@@ -8,6 +8,7 @@ works in a thread of its own, so that `/healthz` answers while it does.
 # the routes' arguments, would not find by name what they are in the replica.
 import asyncio
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from ray_jobs.serve_requests import BODY_SCHEMA, Limits, RefusedError, read_body
 NAME = "caltune"
 REQUESTS_BEYOND = 64
 """Requests let into a replica although its queue is full: it refuses them itself, with the reason."""
+PROXY_SECONDS = 60
+"""How long a proxy may take to start."""
 
 app = FastAPI(
     title="caltune",
@@ -165,17 +168,21 @@ def start(spec: ServiceSpec, host: str, port: int, cpus: int, gpus: int) -> None
     Raises:
         CaltuneError: It cannot be started.
     """
+    import ray
+
+    # Where cores are busy, a proxy takes longer to start than Serve's five seconds, and would be killed and begun anew.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(PROXY_SECONDS))
     connect()
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(http_options=HTTPOptions(host=host, port=port))
     replica = Service.options(  # type: ignore[attr-defined]
         num_replicas=1,
         max_ongoing_requests=spec.limits.queue + REQUESTS_BEYOND,
         ray_actor_options={"num_cpus": cpus, "num_gpus": gpus},
     )
     try:
+        serve.start(http_options=HTTPOptions(host=host, port=port))
         serve.run(replica.bind(spec), name=NAME, route_prefix="/")
-    except RuntimeError as problem:
+    except (ray.exceptions.RayError, RuntimeError, TimeoutError) as problem:
         raise CaltuneError(f"the service cannot be started: {problem}") from problem
 
 

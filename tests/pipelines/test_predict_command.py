@@ -137,6 +137,10 @@ def test_another_input_model_or_policy_is_refused(predict, calm, tiny_adapter, q
     code, _, err = predict("--model", calm, "--output", questions, questions)
     assert (code, "nothing says what it was made from" in err) == (2, True)
     assert output.read_bytes() == before
+    output.write_bytes(b"nonsense\n")
+    questions.write_text(questions.read_text().replace("number 33", "number 3"))
+    code, _, err = predict("--model", calm, "--output", output, questions)
+    assert (code, f"{output}:1: is no prediction" in err) == (2, True)
 
 
 def test_what_cannot_work_is_2_or_1_with_a_sentence(predict, calm, questions, tmp_path):
