@@ -33,7 +33,7 @@ def by_hand(folder: Path, context: list[int], continuation: list[int]) -> tuple[
     model, head = open_source(folder).load()
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([context + continuation])).logits[0].float()
-    logits = (logits if head is None else head(logits))[len(context) - 1 : -1]
+        logits = (logits if head is None else head(logits))[len(context) - 1 : -1]
     values = logits.log_softmax(-1)[range(len(continuation)), continuation]
     return float(values.sum()), logits.argmax(-1).tolist() == continuation
 

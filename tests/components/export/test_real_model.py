@@ -1,28 +1,32 @@
-"""The exported model of a real base model, by transformers alone, against caltune's evaluation of the adapter."""
+"""The export of a real base model's adapter, scored by transformers alone, against caltune's scores of the adapter.
+
+The adapter is LoRA and a calibration head moved at random, so that each of the two shows in the scores.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from components.config import AdapterConfig, ModelConfig
+from components.config_data import PromptConfig
+from components.data.facts.builder import build_facts
+from components.data.prompts import PromptEncoder
+from components.data.schema import Question
 from components.errors import ModelError
-from components.evaluation.predictions import read_predictions
 
-ROOT = Path(__file__).resolve().parents[3]
 QUESTIONS = 200
 TOLERANCE = 1e-5
 """Of a probability among the options."""
+TEMPLATE = "Question: {question}\nAnswer:"
 
 
-def probabilities_by_transformers(folder: Path, questions: Path, ids: set[str]) -> dict[str, np.ndarray]:
+def probabilities_by_transformers(folder: Path, questions: Sequence[Question]) -> list[np.ndarray]:
     """Each option's probability among a question's options, from an exported folder, the prompt read once."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,14 +35,11 @@ def probabilities_by_transformers(folder: Path, questions: Path, ids: set[str]) 
     spec.loader.exec_module(module)
     alpha = module.CalibratedLogits.from_pretrained(folder)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    found = {}
-    for line in questions.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["id"] not in ids:
-            continue
-        text = f"Question: {row['question']}\nAnswer:"
+    found = []
+    for question in questions:
+        text = f"Question: {question.question}\nAnswer:"
         prompt = tokenizer(text).input_ids
-        options = [tokenizer(f"{text} {choice}").input_ids[len(prompt) :] for choice in row["choices"]]
+        options = [tokenizer(f"{text} {choice}").input_ids[len(prompt) :] for choice in question.choices]
         width = max(map(len, options))
         tokens = torch.tensor([option + [0] * (width - len(option)) for option in options])
         with torch.no_grad():
@@ -48,35 +49,36 @@ def probabilities_by_transformers(folder: Path, questions: Path, ids: set[str]) 
         logits = torch.cat([first.logits[:, -1:].expand(len(options), 1, -1), later[:, :-1]], dim=1)
         values = alpha.adjust(logits).log_softmax(-1).gather(2, tokens[..., None])[..., 0]
         sums = [float(value[: len(option)].sum()) for value, option in zip(values, options, strict=True)]
-        found[row["id"]] = torch.tensor(sums).double().softmax(0).numpy()
+        found.append(torch.tensor(sums).double().softmax(0).numpy())
     return found
 
 
-def apart(folder: Path, evaluation: Path, questions: Path) -> float:
-    """Greatest difference of a probability on the first questions of a split's `predictions.parquet`."""
-    predictions = read_predictions(evaluation / "predictions.parquet")
-    ids = predictions.ids[:QUESTIONS]
-    found = probabilities_by_transformers(folder, questions, set(ids))
-    assert len(found) == QUESTIONS
-    return max(
-        float(np.abs(predictions.probabilities[i, : len(found[name])] - found[name]).max())
-        for i, name in enumerate(ids)
+def write_adapter(folder: Path) -> Path:
+    from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
+    from components.models.adapter_files import AdapterRecord, save_adapter
+    from components.models.base import load_model, load_tokenizer, resolve_model
+    from components.models.calibration_head import CalibrationHead
+
+    config = ModelConfig(adapter=AdapterConfig(r=8))
+    resolved = resolve_model(config)
+    model, head = attach_adapter(load_model(resolved, config), config.adapter, seed=0), CalibrationHead(49152)
+    with torch.no_grad():
+        for value in trainable_parameters(model).values():
+            value.add_(0.01 * torch.randn_like(value))
+        head.l.normal_(std=0.3)
+        head.rho.normal_(std=0.2)
+        head.shared.fill_(0.4)
+    return save_adapter(
+        folder,
+        model=model,
+        state=adapter_state(model),
+        head=head,
+        tokenizer=load_tokenizer(resolved, config),
+        config=config,
+        adapter=config.adapter,
+        resolved=resolved,
+        record=AdapterRecord("calm", 1, PromptConfig(style="plain", template=TEMPLATE, delimiter=" ")),
     )
-
-
-RUN_FILE = """
-run: export
-output_dir: {folder}
-methods: [calm]
-model: {{name: {model}, adapter: {{r: 8}}}}
-data:
-  source: {{kind: facts, domain: geography}}
-  splits: {{train: 64, calibration: 32, validation: 32, test: 200}}
-  prompt: {{style: plain, template: "Question: {{question}}\\nAnswer:", delimiter: " ", scoring: text}}
-training: {{steps: 4, batch_size: 8, evaluate_every: 4, checkpoint_every: 4}}
-evaluation: {{bootstrap: 100}}
-tracking: {{enabled: false}}
-"""
 
 
 @pytest.mark.slow
@@ -84,20 +86,22 @@ tracking: {{enabled: false}}
 def test_two_hundred_questions_have_the_probabilities_of_their_evaluation(smollm2_folder, tmp_path):
     from components.export.merged import export_merged
     from components.export.source import open_source
+    from components.models.score_questions import score_questions
+    from components.models.scoring import ScoringModel
 
-    (tmp_path / "run.yaml").write_text(RUN_FILE.format(folder=tmp_path / "outputs", model=smollm2_folder))
-    done = subprocess.run(
-        [sys.executable, "-m", "pipelines.cli", "run", "--config", str(tmp_path / "run.yaml"), "--quiet"],
-        cwd=ROOT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    run = tmp_path / "outputs" / "export"
-    source = open_source(run / "calm" / "adapter")
+    source = open_source(write_adapter(tmp_path / "adapter"))
     export_merged(source, tmp_path / "merged", fold=False, results="")
-    assert apart(tmp_path / "merged", run / "calm" / "evaluation" / "id", run / "data" / "id.jsonl") <= TOLERANCE
+    questions = build_facts("geography", seed=0).with_choices[:QUESTIONS]
+    theirs = probabilities_by_transformers(tmp_path / "merged", questions)
+    model, head = source.load()
+    tokenizer = source.tokenizer()
+    encoded = PromptEncoder(tokenizer, source.prompt, 512).encode_all(questions)
+    scores = score_questions(
+        ScoringModel(model).eval(), head, encoded, pad_id=tokenizer.pad_token_id, token_budget=2048
+    )
+    ours = torch.tensor(scores.log_probs).softmax(dim=1).numpy()
+    apart = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
+    print(f"probabilities of {QUESTIONS} questions within {apart:.2g}")
+    assert apart <= TOLERANCE
     with pytest.raises(ModelError, match="LlamaForCausalLM has no bias"):
         export_merged(source, tmp_path / "folded", fold=True, results="")
