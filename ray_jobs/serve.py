@@ -102,8 +102,7 @@ class Service:
         self.metrics.requests.labels(200).inc()
         self.metrics.latency.observe(seconds)
         self.metrics.answered(found)
-        if self.log is not None:
-            self.log.write(found, rows, seconds)
+        self._log(found, rows, seconds)
         told = [prediction.as_row() for prediction in found]
         return JSONResponse(told[0] if single else told)
 
@@ -142,6 +141,16 @@ class Service:
         if refused := [one.reason for one in results if isinstance(one, Refusal)]:
             raise RefusedError(500, refused[0])
         return predictions
+
+    def _log(self, found: list[Prediction], rows: list[Any], seconds: float) -> None:
+        """A log that cannot be written (a full disk) is counted and said; the answer is given all the same."""
+        if self.log is None:
+            return
+        try:
+            self.log.write(found, rows, seconds)
+        except OSError as problem:
+            self.metrics.unlogged.inc(len(found))
+            logging.getLogger("ray.serve").error("prediction log: %s; %d answers are not in it", problem, len(found))
 
     def _count(self, change: int) -> None:
         self._waiting += change

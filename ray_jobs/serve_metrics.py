@@ -31,6 +31,9 @@ class ServiceMetrics:
         self.batches = Histogram("caltune_batch_rows", "Questions scored together.", buckets=ROWS, registry=registry)
         self.waiting = Gauge("caltune_waiting_rows", "Questions waiting and in work.", registry=registry)
         self.abstained = Counter("caltune_abstained", "Questions abstained from.", registry=registry)
+        self.unlogged = Counter(
+            "caltune_unlogged_rows", "Questions answered whose row the prediction log did not take.", registry=registry
+        )
         self.confidence = Summary("caltune_confidence", "Confidence stated.", ["source"], registry=registry)
 
     def answered(self, predictions: Sequence[Prediction]) -> None:

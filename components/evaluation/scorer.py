@@ -110,7 +110,7 @@ class Scorer:
         self.spec, self.device, self.head = spec, device, head
         self.model = ScoringModel(model, flc_over).to(device).eval()
         self.passes = passes_of(method, self.model, members, spec.passes)
-        # Routers amplify the rounding of merged attention to 1e-5 of a probability, and experts cannot be merged anyway.
+        # Routers amplify the rounding of merged attention to 1e-5 of a probability, and experts cannot be merged.
         if prediction_of(method) == "point" and not self.has_routers:
             merge_adapter(model)
         self.identity = "/".join([spec.resolved.path_or_id, spec.resolved.revision or "", spec.model.dtype, digest])

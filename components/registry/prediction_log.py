@@ -111,7 +111,7 @@ def append_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         ValueError: A value that JSON lacks (NaN, an infinity).
         OSError: The disk is full or the file may not be written.
     """
-    text = "".join(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    text = "".join(json.dumps(dict(row), allow_nan=False) + "\n" for row in rows)
     if not text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 QUICKSTART = Path(os.environ.get("CALTUNE_QUICKSTART", ROOT / "outputs" / "quickstart"))
 COUNT, TOLERANCE = 200, 1e-5
 PACKAGE_TOLERANCE = 2e-5
-"""Another implementation in float32, which sums in another order than caltune, of experts that routers choose: 1.2e-5 was
-seen. `tests/parity/test_harness_model.py` has the export that scores a mixture by caltune's own code."""
+"""Another implementation in float32, which sums in another order than caltune, of experts that routers choose: 1.2e-5
+was seen. `tests/parity/test_harness_model.py` has the export that scores a mixture by caltune's own code."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 

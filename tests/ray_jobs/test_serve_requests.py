@@ -116,8 +116,8 @@ def test_the_log_is_what_drift_reads(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "new" / "log.jsonl").read_text().splitlines()]
     assert rows[0].keys() == {
         "id", "time", "answer", "answer_index", "confidence_softmax", "confidence_flc", "abstained", "latency_s",
-        "label",
+        "gold",
     }  # fmt: skip
-    assert (rows[0]["label"], rows[0]["latency_s"], "label" in rows[1]) == (1, 0.25, False)
+    assert (rows[0]["gold"], rows[0]["latency_s"], "gold" in rows[1]) == (1, 0.25, False)
     told = json.loads((tmp_path / "new" / "log-open.jsonl").read_text())
     assert (told["id"], told["confidence_sequence_sum"]) == ("c", 0.25)
