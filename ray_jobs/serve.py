@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from components.registry.prediction import Prediction, Refusal
 from components.registry.prediction_writer import PredictionLog
 from components.registry.predictor import Ready
 from ray_jobs.cluster import connect
+from ray_jobs.serve_batches import Batches
 from ray_jobs.serve_metrics import ServiceMetrics
 from ray_jobs.serve_requests import BODY_SCHEMA, Limits, RefusedError, read_body, read_rows
 
@@ -78,9 +79,7 @@ class Service:
         self.log = None if spec.log is None else PredictionLog(spec.log)
         self.metrics = ServiceMetrics()
         self._waiting = 0
-        self._model_thread = ThreadPoolExecutor(1)
-        self._scored.set_max_batch_size(spec.limits.batch_rows)  # type: ignore[attr-defined]
-        self._scored.set_batch_wait_timeout_s(spec.limits.batch_wait_s)  # type: ignore[attr-defined]
+        self._batches = Batches(self._answer_batch, spec.limits.batch_rows, self.metrics.batches.observe)
 
     @app.post("/predict", openapi_extra={"requestBody": {"content": {"application/json": {"schema": BODY_SCHEMA}}}})
     async def predict(self, request: Request) -> Response:
@@ -134,13 +133,17 @@ class Service:
             raise RefusedError(503, f"{self._waiting} questions are waiting; try again in a moment")
         self._count(len(ready))
         try:
-            results = await asyncio.gather(*(self._scored(one) for one in ready))
+            results = await asyncio.gather(*(self._batches.ask(one) for one in ready))
         finally:
             self._count(-len(ready))
         predictions = [one for one in results if isinstance(one, Prediction)]
         if refused := [one.reason for one in results if isinstance(one, Refusal)]:
             raise RefusedError(500, refused[0])
         return predictions
+
+    def _answer_batch(self, ready: Sequence[Ready]) -> list[Prediction | Refusal]:
+        """Of several requests' questions; the predictor forms batches of similar length of them."""
+        return self.predictor.answer_each(ready, self.policy)
 
     def _log(self, found: list[Prediction], rows: list[Any], seconds: float) -> None:
         """A log that cannot be written (a full disk) is counted and said; the answer is given all the same."""
@@ -155,13 +158,6 @@ class Service:
     def _count(self, change: int) -> None:
         self._waiting += change
         self.metrics.waiting.set(self._waiting)
-
-    @serve.batch
-    async def _scored(self, ready: list[Ready]) -> list[Prediction | Refusal]:
-        """One batch, of several requests' questions; the predictor forms batches of similar length of it."""
-        self.metrics.batches.observe(len(ready))
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._model_thread, self.predictor.answer_each, ready, self.policy)
 
 
 def start(spec: ServiceSpec, host: str, port: int, cpus: int, gpus: int) -> None:

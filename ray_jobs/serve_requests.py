@@ -44,14 +44,12 @@ class Limits:
         characters: Of a question with its choices.
         queue: Questions waiting and in work; more are refused with 503.
         batch_rows: Questions scored together.
-        batch_wait_s: How long the first of them waits for others, seconds.
     """
 
     rows: int = 64
     characters: int = 20_000
     queue: int = 1024
     batch_rows: int = 64
-    batch_wait_s: float = 0.01
 
     @property
     def body_bytes(self) -> int:

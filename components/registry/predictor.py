@@ -207,7 +207,7 @@ class Predictor:
             return f"'{self.method}' averages over options; give the question choices"
         return None if self._fitted is None else "the recalibration changes scores of options; give it choices"
 
-    def answer_each(self, ready: list[Ready], policy: AbstentionPolicy | None) -> list[Prediction | Refusal]:
+    def answer_each(self, ready: Sequence[Ready], policy: AbstentionPolicy | None) -> list[Prediction | Refusal]:
         """Answers what `read` has made ready, which another thread may do meanwhile; NaN refuses its question alone."""
         try:
             return list(self._answer(ready, policy, None))
