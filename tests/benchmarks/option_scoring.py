@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.util
 import json
 import platform
 import statistics
@@ -144,6 +145,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ARC_EASY if ARC_EASY.exists() else None)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if importlib.util.find_spec("lm_eval") is None:
+        print("lm-evaluation-harness is not installed: pip install -e '.[parity]'")
+        return
     questions = read_questions(arguments.data, arguments.rows)
     config = ModelConfig()
     resolved = resolve_model(config)

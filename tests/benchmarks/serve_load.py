@@ -1,9 +1,8 @@
 """The service under load: no answer lost or wrong, bad requests refused with a reason, memory flat, batches formed.
 
-    cd outputs/quickstart
-    python ../../tests/benchmarks/serve_load.py --model calm/adapter --questions data/id.jsonl
+    make bench        or        python tests/benchmarks/serve_load.py
 
-It starts `caltune serve` on loopback and prints a Markdown table; exit code 1 when any answer was lost or wrong.
+By default with what `make run` has left; without that it says so and measures nothing. It starts `caltune serve` on loopback and prints a Markdown table; exit code 1 when any answer was lost or wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ from typing import Any
 
 from components.registry import load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "outputs" / "quickstart"
 CLOSE = 1e-5
 HOST = "127.0.0.1"
 Plan = tuple[bytes, int, Any]
@@ -194,11 +194,14 @@ def measure(service: Service, made: list[Plan], clients: int) -> dict[str, Any]:
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, type=Path)
-    parser.add_argument("--questions", required=True, type=Path)
+    parser.add_argument("--model", type=Path, default=QUICKSTART / "calm" / "adapter")
+    parser.add_argument("--questions", type=Path, default=QUICKSTART / "data" / "id.jsonl")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
     given = parser.parse_args()
+    if not given.model.exists():
+        print(f"{given.model} is not there: make run leaves it, or name another with --model and --questions")
+        return
     rows = [json.loads(line) for line in given.questions.read_text().splitlines()]
     lengths = random.Random(1)
     rows = [{**row, "question": "Think of it well. " * lengths.choice([0, 0, 1, 4]) + row["question"]} for row in rows]
