@@ -2,7 +2,8 @@
 
     make bench        or        python tests/benchmarks/serve_load.py
 
-By default with what `make run` has left; without that it says so and measures nothing. It starts `caltune serve` on loopback and prints a Markdown table; exit code 1 when any answer was lost or wrong.
+By default with what `make run` has left; without that it says so and measures nothing. It starts `caltune serve` on
+loopback and prints a Markdown table; exit code 1 when any answer was lost or wrong.
 """
 
 from __future__ import annotations
