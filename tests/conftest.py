@@ -25,6 +25,8 @@ import torch
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+    from components.models.calibration_head import CalibrationHead
+
 ROOT = Path(__file__).resolve().parents[1]
 RANKS_TIMEOUT_S = 500
 TINY_VOCABULARY = 320
@@ -174,22 +176,76 @@ def run_ranks() -> Callable[[Path, Sequence[str], int], None]:
 
 
 @pytest.fixture(scope="session")
+def write_adapter() -> Callable[..., Path]:
+    """Writes an adapter folder whose weights are moved away from their start at random; plain prompts by default."""
+    from components.config import AdapterSpec, ModelConfig
+    from components.config_data import PromptConfig
+    from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
+    from components.models.adapter_files import AdapterRecord, save_adapter
+    from components.models.base import load_model, load_tokenizer, resolve_model
+
+    plain = PromptConfig(style="plain", template="Question: {question}\nAnswer:", delimiter=" ")
+
+    def write(
+        folder: Path,
+        config: ModelConfig,
+        spec: AdapterSpec,
+        method: str,
+        *,
+        scale: float,
+        head: CalibrationHead | None = None,
+        prompt: PromptConfig = plain,
+        details: dict[str, object] | None = None,
+    ) -> Path:
+        resolved = resolve_model(config)
+        model = attach_adapter(load_model(resolved, config), spec, seed=0)
+        with torch.no_grad():
+            for value in trainable_parameters(model).values():
+                value.add_(scale * torch.randn_like(value))
+        return save_adapter(
+            folder,
+            model=model,
+            state=adapter_state(model),
+            head=head,
+            tokenizer=load_tokenizer(resolved, config),
+            config=config,
+            adapter=spec,
+            resolved=resolved,
+            record=AdapterRecord(method, 3, prompt, details or {}, balance_weight=0.01),
+        )
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def random_head() -> Callable[..., CalibrationHead]:
+    """A calibration head away from the identity."""
+    from components.models.calibration_head import CalibrationHead
+
+    def make(form: str = "vocabulary", size: int = TINY_VOCABULARY) -> CalibrationHead:
+        head = CalibrationHead(size, form)
+        with torch.no_grad():
+            head.shared.fill_(0.3)
+            if form == "vocabulary":
+                head.l.normal_(std=0.5)
+                head.rho.normal_(std=0.3)
+        return head
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def tiny_adapter(
     tmp_path_factory: pytest.TempPathFactory,
-    tiny_model_original: LlamaForCausalLM,
-    tiny_tokenizer: PreTrainedTokenizerFast,
     tiny_model_folder: Path,
+    write_adapter: Callable[..., Path],
+    random_head: Callable[..., CalibrationHead],
 ) -> Callable[[str], Path]:
     """Adapter folders of `tiny_model` by method: `calm` with a head, `uq4ct` with routers, `mc_dropout`.
 
     Prompts are plain, with a space before each option. Not to be written to.
     """
     from components.config import AdapterConfig, MixLoraConfig, ModelConfig
-    from components.config_data import PromptConfig
-    from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
-    from components.models.adapter_files import AdapterRecord, save_adapter
-    from components.models.base import resolve_model
-    from components.models.calibration_head import CalibrationHead
 
     made: dict[str, Path] = {}
 
@@ -199,34 +255,46 @@ def tiny_adapter(
         lora = AdapterConfig(r=2, alpha=4, dropout=0.3 if method == "mc_dropout" else 0.0)
         mixlora = MixLoraConfig(r=2, alpha=4, num_experts=4, router_init_std=0.3)
         config = ModelConfig(name=str(tiny_model_folder), adapter=lora, mixlora=mixlora)
-        spec = mixlora if method == "uq4ct" else lora
+        passes = {"mc_dropout": {"dropout": 0.3, "samples": 3}} if method == "mc_dropout" else {}
         with torch.random.fork_rng():
             torch.manual_seed(3)
-            model = attach_adapter(copy.deepcopy(tiny_model_original), spec, seed=0)
-            head = CalibrationHead(TINY_VOCABULARY, "vocabulary", 8.0) if method == "calm" else None
-            with torch.no_grad():
-                for value in [*trainable_parameters(model).values(), *(head.parameters() if head else ())]:
-                    value.add_(0.1 * torch.randn_like(value))
-        passes = {"mc_dropout": {"dropout": 0.3, "samples": 3}} if method == "mc_dropout" else {}
-        made[method] = save_adapter(
-            tmp_path_factory.mktemp("adapters") / method,
-            model=model,
-            state=adapter_state(model),
-            head=head,
-            tokenizer=tiny_tokenizer,
-            config=config,
-            adapter=spec,
-            resolved=resolve_model(config),
-            record=AdapterRecord(
+            made[method] = write_adapter(
+                tmp_path_factory.mktemp("adapters") / method,
+                config,
+                mixlora if method == "uq4ct" else lora,
                 method,
-                3,
-                PromptConfig(style="plain", template="Question: {question}\nAnswer:", delimiter=" "),
-                {"seed": 5, "evaluation": {"max_length": 200, "batch_tokens": 512, **passes}},
-            ),
-        )
+                scale=0.1,
+                head=random_head() if method == "calm" else None,
+                details={"seed": 5, "evaluation": {"max_length": 200, "batch_tokens": 512, **passes}},
+            )
         return made[method]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def probabilities_by_transformers() -> Callable[..., list[list[float]]]:
+    """Each option's probability among its question's, by a causal language model whose logits go through `adjust`."""
+
+    def ask(model, tokenizer, adjust, questions: Sequence[tuple[str, Sequence[str]]]) -> list[list[float]]:
+        found = []
+        for question, choices in questions:
+            text = f"Question: {question}\nAnswer:"
+            prompt = tokenizer(text).input_ids
+            options = [tokenizer(f"{text} {choice}").input_ids[len(prompt) :] for choice in choices]
+            width = max(map(len, options))
+            tokens = torch.tensor([option + [0] * (width - len(option)) for option in options])
+            with torch.no_grad():
+                first = model(torch.tensor([prompt]), use_cache=True)
+                first.past_key_values.batch_repeat_interleave(len(options))
+                later = model(tokens, past_key_values=first.past_key_values).logits
+            logits = adjust(torch.cat([first.logits[:, -1:].expand(len(options), 1, -1), later[:, :-1]], dim=1))
+            values = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+            sums = [float(value[: len(option)].sum()) for value, option in zip(values, options, strict=True)]
+            found.append(torch.tensor(sums).double().softmax(0).tolist())
+        return found
+
+    return ask
 
 
 @pytest.fixture(scope="session")

@@ -81,12 +81,12 @@ class Scorer:
     def __init__(self, spec: ScorerSpec, device: str) -> None:
         from components.evaluation.scorer_passes import passes_of
         from components.models.adapter import merge_adapter
-        from components.models.adapter_checks import METADATA_FILE, read_metadata
+        from components.models.adapter_checks import read_metadata
+        from components.models.adapter_extras import fingerprint
         from components.models.adapter_files import load_adapter
         from components.models.base import load_model
         from components.models.ensemble import is_ensemble, load_ensemble
         from components.models.scoring import ScoringModel
-        from components.models.smollm2 import sha256_of
         from components.posthoc.laplace.files import load_posterior
         from components.posthoc.laplace.layers import lora_layers
 
@@ -101,7 +101,7 @@ class Scorer:
             else:
                 model, head = load_adapter(spec.adapter, model)  # type: ignore[assignment]
             head = head.to(device) if head is not None else None
-            digest = sha256_of(spec.adapter / METADATA_FILE)
+            digest = fingerprint(spec.adapter)
             # Averaged over the tokens that it was trained over, whatever the run file says by now.
             flc_over = record["adapter"].get("flc_over", flc_over)  # an adapter without routers has no such field
             method = str(record["method"])

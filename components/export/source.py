@@ -10,7 +10,7 @@ from components.config import ModelConfig
 from components.config_data import PromptConfig
 from components.errors import ModelError
 from components.models.adapter_checks import ENSEMBLE, verify_adapter
-from components.models.base import ResolvedModel, load_model, load_tokenizer, resolve_model
+from components.models.base import ResolvedModel, base_of_adapter, load_model, load_tokenizer, resolve_model
 from components.training.methods import prediction_of
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def open_source(folder: Path, base_model: str | None = None) -> Source:
         ModelError: The folder is damaged, or the base model is not found.
     """
     metadata = verify_adapter(folder)
-    stated = metadata["base_model"]
-    hub_revision = stated["revision"] if base_model is None else None
-    config = ModelConfig(name=base_model or stated["name"], revision=hub_revision, dtype=stated["dtype"])
+    config = base_of_adapter(metadata["base_model"], base_model)
     try:
         resolved = resolve_model(config)
     except ModelError as problem:

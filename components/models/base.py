@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,25 @@ def resolve_model(config: ModelConfig) -> ResolvedModel:
     at = f" at {resolved.revision}" if resolved.revision else ""
     log.info("base model %s: %s%s (%s)", config.name, resolved.path_or_id, at, resolved.origin)
     return resolved
+
+
+def base_of_adapter(
+    stated: Mapping[str, Any], base_model: str | None = None, trust_remote_code: bool = False
+) -> ModelConfig:
+    """How the base model of an adapter folder is loaded.
+
+    Args:
+        stated: `base_model` in the folder's `caltune.json`.
+        base_model: Where the base model is, if not where the folder says: a folder or a hub id.
+        trust_remote_code: Allow the base model's own Python code from the hub to run.
+    """
+    if base_model is not None:
+        name, revision = base_model, None
+    else:
+        # A folder's name may be relative to wherever it was trained; its public id is the whole path.
+        name = smollm2.NAME if stated["name"] == smollm2.NAME else str(stated["public_id"])
+        revision = stated["revision"]
+    return ModelConfig(name=name, revision=revision, dtype=stated["dtype"], trust_remote_code=trust_remote_code)
 
 
 def load_model(resolved: ResolvedModel, config: ModelConfig) -> PreTrainedModel:

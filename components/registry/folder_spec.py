@@ -57,6 +57,7 @@ def read_spec(folder: Path, base_model: str | None, trust_remote_code: bool) -> 
     """
     from components.evaluation.scorer_passes import PassSettings
     from components.models.adapter_checks import METADATA_FILE, read_metadata
+    from components.models.base import base_of_adapter
     from components.training.result import EVALUATION
 
     metadata = read_metadata(folder)
@@ -65,7 +66,7 @@ def read_spec(folder: Path, base_model: str | None, trust_remote_code: bool) -> 
         kept: Mapping[str, Any] = details.get(EVALUATION, {})
         return FolderSpec(
             str(metadata["method"]),
-            _model(metadata["base_model"], base_model, trust_remote_code),
+            base_of_adapter(metadata["base_model"], base_model, trust_remote_code),
             PromptConfig.model_validate(metadata["prompt"]),
             int(kept.get("max_length", DataConfig.model_fields["max_length"].default)),
             int(kept.get("batch_tokens", EvaluationConfig.model_fields["batch_tokens"].default)),
@@ -99,15 +100,3 @@ def read_recalibration(folder: Path) -> Fitted | None:
         except (TypeError, ValueError) as problem:
             raise CaltuneError(f"{path} cannot be used: {problem}; register the model anew") from problem
     return None
-
-
-def _model(base: Mapping[str, Any], instead: str | None, trust_remote_code: bool) -> ModelConfig:
-    from components.models import smollm2
-
-    if instead is not None:
-        name, revision = instead, None
-    else:
-        # A folder's name may be relative to wherever it was trained; its public id is the whole path.
-        name = smollm2.NAME if base["name"] == smollm2.NAME else str(base["public_id"])
-        revision = base["revision"]
-    return ModelConfig(name=name, revision=revision, dtype=base["dtype"], trust_remote_code=trust_remote_code)

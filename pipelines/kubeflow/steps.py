@@ -222,8 +222,6 @@ def _state(folder: str) -> dict[str, Any]:
 
 
 def _fingerprint(folder: str, method: str) -> str:
-    """SHA-256 of an adapter's metadata, which holds the hashes of its other files."""
-    from components.models.adapter_checks import METADATA_FILE
-    from components.models.smollm2 import sha256_of
+    from components.models.adapter_extras import fingerprint
 
-    return sha256_of(Path(folder) / method / "adapter" / METADATA_FILE)
+    return fingerprint(Path(folder) / method / "adapter")

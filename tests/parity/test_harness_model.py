@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from components.evaluation.predictions import read_predictions
+from components.run_file import load_run_file
+from components.training.methods import METHODS
 
 pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install -e '.[parity]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -66,45 +67,10 @@ def command(*arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def adapter_of(run_file: Path, method: str, folder: Path) -> Path:
-    """An adapter folder of the run's model and prompt, moved away from its start at random."""
-    from components.models.adapter import adapter_state, attach_adapter, trainable_parameters
-    from components.models.adapter_files import AdapterRecord, save_adapter
-    from components.models.base import load_model, load_tokenizer, resolve_model
-    from components.models.calibration_head import CalibrationHead
-    from components.run_file import load_run_file
-    from components.training.methods import METHODS
-
-    config = load_run_file(run_file)
-    resolved = resolve_model(config.model)
-    model, spec = load_model(resolved, config.model), METHODS[method].adapter_spec(config)
-    model = attach_adapter(model, spec, seed=0)
-    head = None
-    with torch.no_grad():
-        for value in trainable_parameters(model).values():
-            value.add_(0.01 * torch.randn_like(value))
-        if method == "calm":
-            head = CalibrationHead(49152)
-            head.l.normal_(std=0.3)
-            head.rho.normal_(std=0.2)
-            head.shared.fill_(0.4)
-    return save_adapter(
-        folder,
-        model=model,
-        state=adapter_state(model),
-        head=head,
-        tokenizer=load_tokenizer(resolved, config.model),
-        config=config.model,
-        adapter=spec,
-        resolved=resolved,
-        record=AdapterRecord(method, 1, config.data.prompt, balance_weight=0.01),
-    )
-
-
 @pytest.fixture
 def run_file(tmp_path, smollm2_folder):
     if not DATA.is_dir():
-        pytest.skip(f"no ARC-Easy at {DATA}")
+        pytest.skip(f"ARC-Easy's question files, which the comparison is on, are not at {DATA}")
     rows = gzip.decompress((DATA / "test.jsonl.gz").read_bytes()).decode().splitlines()[:ROWS]
     (tmp_path / "test.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (tmp_path / "tasks").mkdir()
@@ -116,8 +82,12 @@ def run_file(tmp_path, smollm2_folder):
 
 
 @pytest.mark.parametrize("method", ["calm", "uq4ct"])
-def test_the_harness_agrees_with_evaluate(method, run_file, tmp_path):
-    adapter = adapter_of(run_file, method, tmp_path / "adapter")
+def test_the_harness_agrees_with_evaluate(method, run_file, write_adapter, random_head, tmp_path):
+    config = load_run_file(run_file)
+    spec, head = METHODS[method].adapter_spec(config), random_head(size=49152) if method == "calm" else None
+    adapter = write_adapter(
+        tmp_path / "adapter", config.model, spec, method, scale=0.01, head=head, prompt=config.data.prompt
+    )
     said = command(
         "pipelines.cli", "evaluate", "--config", str(run_file), "--adapter", str(adapter), "--json", folder=tmp_path
     )  # fmt: skip

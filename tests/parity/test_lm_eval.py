@@ -119,7 +119,7 @@ def ask_caltune(scoring: str, rows: Path, model: Path, folder: Path) -> tuple[Pr
 def arc_easy(tmp_path):
     """ARC-Easy's test file, unpacked for the harness."""
     if not DATA.is_dir():
-        pytest.skip(f"no ARC-Easy at {DATA}")
+        pytest.skip(f"ARC-Easy's question files, which the comparison is on, are not at {DATA}")
     path = tmp_path / "test.jsonl"
     path.write_bytes(gzip.decompress((DATA / "test.jsonl.gz").read_bytes()))
     return path

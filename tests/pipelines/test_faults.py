@@ -277,8 +277,8 @@ def steps_in_mlflow(url: str, run_name: str) -> list[int]:
 @pytest.fixture
 def bucket(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """An S3-compatible store over HTTP: a bucket's URI and the environment that reaches it."""
-    pytest.importorskip("moto.server", reason="the package moto[s3] is not installed")
-    boto3 = pytest.importorskip("boto3", reason="the package boto3 is not installed")
+    pytest.importorskip("moto.server", reason="moto is not installed: pip install -e '.[dev]'")
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install -e '.[dev]'")
 
     port = free_port()
     url = f"http://127.0.0.1:{port}"

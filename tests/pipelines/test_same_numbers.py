@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from components.evaluation.predictions import Predictions, read_predictions
 from components.registry import load
@@ -102,27 +101,6 @@ def service(model: str, uri: str, port: int, folder: Path) -> Iterator[Callable[
         process.wait(timeout=120)
 
 
-def by_transformers(model: Any, tokenizer: Any, rows: list[dict[str, Any]], adjust: Any) -> list[dict[str, Any]]:
-    """Each option's probability among a question's options by a causal language model, the prompt read once."""
-    found = []
-    for row in rows:
-        text = f"Question: {row['question']}\nAnswer:"
-        prompt = tokenizer(text).input_ids
-        options = [tokenizer(f"{text} {choice}").input_ids[len(prompt) :] for choice in row["choices"]]
-        width = max(map(len, options))
-        tokens = torch.tensor([option + [0] * (width - len(option)) for option in options])
-        with torch.no_grad():
-            first = model(torch.tensor([prompt]), use_cache=True)
-            first.past_key_values.batch_repeat_interleave(len(options))
-            later = model(tokens, past_key_values=first.past_key_values).logits
-        logits = adjust(torch.cat([first.logits[:, -1:].expand(len(options), 1, -1), later[:, :-1]], dim=1))
-        values = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
-        sums = [float(value[: len(option)].sum()) for value, option in zip(values, options, strict=True)]
-        probabilities = torch.tensor(sums).double().softmax(0).tolist()
-        found.append({"id": row["id"], "probabilities": probabilities, "confidence_softmax": max(probabilities)})
-    return found
-
-
 def exported_calm(adapter: Path, folder: Path) -> tuple[Any, Any, Any]:
     """Model, tokenizer and calibration head of a merged model, without caltune."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -140,7 +118,9 @@ def exported_uq4ct(adapter: Path, folder: Path, base: Path) -> tuple[Any, Any, A
     """Model and tokenizer of the public MixLoRA format, by its package."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    package = pytest.importorskip("mixlora.model", reason="the public MixLoRA package is not installed")
+    package = pytest.importorskip(
+        "mixlora.model", reason="the public MixLoRA package is not installed: pip install -e '.[dev]'"
+    )
     caltune("export", "mixlora", str(adapter), str(folder / "public"), folder=folder)
     model = AutoModelForCausalLM.from_pretrained(base).eval()
     package.inject_adapter_in_model(model, *package.load_adapter_weights(str(folder / "public"), device="cpu"))
@@ -148,7 +128,9 @@ def exported_uq4ct(adapter: Path, folder: Path, base: Path) -> tuple[Any, Any, A
 
 
 @pytest.mark.parametrize("method", ["calm", "uq4ct"])
-def test_all_ways_to_ask_give_the_evaluations_numbers(method, quickstart, rows, free_port, smollm2_folder, tmp_path):
+def test_all_ways_to_ask_give_the_evaluations_numbers(
+    method, quickstart, rows, free_port, smollm2_folder, probabilities_by_transformers, tmp_path
+):
     import mlflow.pyfunc
     import pandas as pd
 
@@ -172,7 +154,12 @@ def test_all_ways_to_ask_give_the_evaluations_numbers(method, quickstart, rows, 
     else:
         exported = exported_uq4ct(adapter, tmp_path, smollm2_folder)
     plain = Predictions(expected.ids, expected.gold, expected.option_log_probs, expected.option_mass, expected.groups)
-    apart["export"] = worst(by_transformers(exported[0], exported[1], rows, exported[2]), plain)
+    told = probabilities_by_transformers(*exported, [(row["question"], row["choices"]) for row in rows])
+    found = [
+        {"id": row["id"], "probabilities": own, "confidence_softmax": max(own)}
+        for row, own in zip(rows, told, strict=True)
+    ]
+    apart["export"] = worst(found, plain)
     print(f"{method}, {COUNT} questions:", {way: f"{value:.1e}" for way, value in apart.items()})
     by_package = apart.pop("export") if method == "uq4ct" else 0.0
     assert max(apart.values()) <= TOLERANCE, apart

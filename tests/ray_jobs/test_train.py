@@ -89,7 +89,7 @@ class TestOnRay:
 
         wanted = int(ray.cluster_resources().get("GPU", 0)) + 1
         if wanted > ray.cluster_resources()["CPU"]:
-            pytest.skip("as many GPUs as cores")
+            pytest.skip("this machine has as many GPUs as cores, so no request is too large for its GPUs alone")
         with pytest.raises(UsageError, match=f"{wanted} workers of 1 CPU cores and a GPU do not fit"):
             cpus_per_worker(ResourcesConfig(workers=wanted, use_gpu=True))
 

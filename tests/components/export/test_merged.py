@@ -76,6 +76,16 @@ def test_the_merged_model_scores_as_the_adapter_does(make_adapter, random_head, 
     assert (without - expected).abs().max() > 0.1, "the head should show"
 
 
+def test_the_base_model_is_found_from_another_folder_than_the_training_s(make_adapter, tiny_model_folder):
+    """A run file names it relative to itself; the adapter says the whole path beside."""
+    adapter = make_adapter()
+    content = json.loads((adapter / "caltune.json").read_text())
+    assert content["base_model"]["public_id"] == str(tiny_model_folder)
+    content["base_model"]["name"] = "models/tiny"
+    (adapter / "caltune.json").write_text(json.dumps(content))
+    assert Path(open_source(adapter).resolved.path_or_id) == tiny_model_folder
+
+
 def test_generation_is_that_of_the_adapter_under_its_head(make_adapter, random_head, tmp_path):
     adapter = make_adapter(head=random_head())
     export_merged(open_source(adapter), tmp_path / "out", fold=False, results="")
@@ -193,7 +203,7 @@ def test_what_cannot_be_merged_is_refused_by_name(make_adapter, tmp_path):
 def test_a_base_model_that_has_moved_is_named(make_adapter, tiny_model_folder, tmp_path):
     adapter = make_adapter()
     stated = json.loads((adapter / "caltune.json").read_text())
-    stated["base_model"]["name"] = str(tmp_path / "gone")
+    stated["base_model"]["public_id"] = str(tmp_path / "gone")
     (adapter / "caltune.json").write_text(json.dumps(stated))
     with pytest.raises(ModelError, match="--base-model"):
         open_source(adapter)

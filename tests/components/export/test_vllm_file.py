@@ -94,6 +94,6 @@ def test_rows_get_the_head_under_either_interface(interfaces, exported, monkeypa
 
 def test_a_vllm_without_either_interface_is_named(exported):
     if importlib.util.find_spec("vllm") is not None:
-        pytest.skip("vLLM is installed")
+        pytest.skip("vLLM is installed, so what is said without it cannot be seen")
     with pytest.raises(ImportError, match="neither interface"):
         load(exported[0])

@@ -255,7 +255,7 @@ def postgres() -> Iterator[Callable[[str], str]]:
 
     It refuses to run as root, so root starts it as `postgres` or, where there is none, `nobody`.
     """
-    pytest.importorskip("psycopg", reason="the package psycopg[binary] is not installed")
+    pytest.importorskip("psycopg", reason="psycopg[binary] is not installed: pip install -e '.[dev]'")
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or [Path(shutil.which("initdb") or "")]
     if not programs[-1].is_file():
         pytest.skip("PostgreSQL's server programs are not installed (Debian package postgresql)")
@@ -265,7 +265,7 @@ def postgres() -> Iterator[Callable[[str], str]]:
         known = {entry.pw_name for entry in pwd.getpwall()}
         user = next((name for name in ("postgres", "nobody") if name in known), None)
         if user is None:
-            pytest.skip("PostgreSQL does not run as root, and there is no other user")
+            pytest.skip("PostgreSQL does not run as root, and there is neither a user `postgres` nor `nobody`")
     folder = Path(tempfile.mkdtemp(prefix="caltune-postgres-"))
     try:
         if user is not None:
@@ -296,8 +296,8 @@ def postgres() -> Iterator[Callable[[str], str]]:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory) -> Iterator[Any]:
     """An S3-compatible store (moto's server): a boto3 client of it, with the settings it takes as `settings`."""
-    pytest.importorskip("moto.server", reason="the package moto[server] is not installed")
-    boto3 = pytest.importorskip("boto3", reason="the package boto3 is not installed")
+    pytest.importorskip("moto.server", reason="moto is not installed: pip install -e '.[dev]'")
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install -e '.[dev]'")
     service = Service(tmp_path_factory.mktemp("s3"), "s3")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(service.port)]
     service.start(command, lambda: service.answers("/moto-api/"))

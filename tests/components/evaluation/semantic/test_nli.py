@@ -73,7 +73,7 @@ def test_a_real_model() -> None:
     """Set CALTUNE_NLI_MODEL to a folder or hub id of an NLI classifier."""
     name = os.environ.get("CALTUNE_NLI_MODEL")
     if not name:
-        pytest.skip("CALTUNE_NLI_MODEL names no NLI classifier")
+        pytest.skip("set CALTUNE_NLI_MODEL to a folder or hub id of an NLI classifier to test with a real one")
     answers = ["It is Paris.", "The answer is Paris.", "It is Rome."]
     found = NliClusterer(name)("What is the capital of France?", [], answers)
     assert found[0] == found[1] != found[2]
