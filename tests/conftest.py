@@ -193,7 +193,7 @@ def write_adapter() -> Callable[..., Path]:
         method: str,
         *,
         scale: float,
-        head: CalibrationHead | None = None,
+        head: Callable[[], CalibrationHead] | None = None,
         prompt: PromptConfig = plain,
         details: dict[str, object] | None = None,
     ) -> Path:
@@ -206,7 +206,7 @@ def write_adapter() -> Callable[..., Path]:
             folder,
             model=model,
             state=adapter_state(model),
-            head=head,
+            head=None if head is None else head(),
             tokenizer=load_tokenizer(resolved, config),
             config=config,
             adapter=spec,
@@ -222,13 +222,13 @@ def random_head() -> Callable[..., CalibrationHead]:
     """A calibration head away from the identity."""
     from components.models.calibration_head import CalibrationHead
 
-    def make(form: str = "vocabulary", size: int = TINY_VOCABULARY) -> CalibrationHead:
+    def make(form: str = "vocabulary", size: int = TINY_VOCABULARY, l=0.5, rho=0.3, shared=0.3) -> CalibrationHead:  # noqa: E741
         head = CalibrationHead(size, form)
         with torch.no_grad():
-            head.shared.fill_(0.3)
+            head.shared.fill_(shared)
             if form == "vocabulary":
-                head.l.normal_(std=0.5)
-                head.rho.normal_(std=0.3)
+                head.l.normal_(std=l)
+                head.rho.normal_(std=rho)
         return head
 
     return make
@@ -264,7 +264,7 @@ def tiny_adapter(
                 mixlora if method == "uq4ct" else lora,
                 method,
                 scale=0.1,
-                head=random_head() if method == "calm" else None,
+                head=random_head if method == "calm" else None,
                 details={"seed": 5, "evaluation": {"max_length": 200, "batch_tokens": 512, **passes}},
             )
         return made[method]

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,10 @@ def run_file(tmp_path, smollm2_folder):
 @pytest.mark.parametrize("method", ["calm", "uq4ct"])
 def test_the_harness_agrees_with_evaluate(method, run_file, write_adapter, random_head, tmp_path):
     config = load_run_file(run_file)
-    spec, head = METHODS[method].adapter_spec(config), random_head(size=49152) if method == "calm" else None
+    spec, head = (
+        METHODS[method].adapter_spec(config),
+        partial(random_head, size=49152, l=0.3, rho=0.2, shared=0.4) if method == "calm" else None,
+    )
     adapter = write_adapter(
         tmp_path / "adapter", config.model, spec, method, scale=0.01, head=head, prompt=config.data.prompt
     )

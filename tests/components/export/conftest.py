@@ -28,6 +28,8 @@ def make_adapter(tiny_model_folder: Path, write_adapter: Callable[..., Path], tm
         model_folder: Path = tiny_model_folder,
     ) -> Path:
         config = ModelConfig(name=str(model_folder), adapter=LORA, mixlora=MIXLORA)
-        return write_adapter(tmp_path / method / "adapter", config, spec, method, scale=0.1, head=head)
+        return write_adapter(
+            tmp_path / method / "adapter", config, spec, method, scale=0.1, head=None if head is None else lambda: head
+        )
 
     return make

@@ -6,6 +6,7 @@ The adapter is LoRA and a calibration head moved at random, so that each of the 
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_two_hundred_questions_have_the_probabilities_of_their_evaluation(
     from components.models.scoring import ScoringModel
 
     config = ModelConfig(adapter=AdapterConfig(r=8))
-    head = random_head(size=49152)
+    head = partial(random_head, size=49152, l=0.3, rho=0.2, shared=0.4)
     source = open_source(write_adapter(tmp_path / "adapter", config, config.adapter, "calm", scale=0.01, head=head))
     merged = tmp_path / "merged"
     export_merged(source, merged, fold=False, results="")
@@ -45,7 +46,8 @@ def test_two_hundred_questions_have_the_probabilities_of_their_evaluation(
     spec.loader.exec_module(module)
     plain, words = AutoModelForCausalLM.from_pretrained(merged).eval(), AutoTokenizer.from_pretrained(merged)
     adjust = module.CalibratedLogits.from_pretrained(merged).adjust
-    theirs = probabilities_by_transformers(plain, words, adjust, [(q.question, q.choices) for q in questions])
+    asked = [(q.question, q.choices) for q in questions]
+    theirs = probabilities_by_transformers(plain, words, adjust, asked)
     model, head = source.load()
     tokenizer = source.tokenizer()
     encoded = PromptEncoder(tokenizer, source.prompt, 512).encode_all(questions)
@@ -56,5 +58,7 @@ def test_two_hundred_questions_have_the_probabilities_of_their_evaluation(
     apart = max(float(np.abs(a[: len(b)] - b).max()) for a, b in zip(ours, theirs, strict=True))
     print(f"probabilities of {QUESTIONS} questions within {apart:.2g}")
     assert apart <= TOLERANCE
+    bare = probabilities_by_transformers(plain, words, lambda logits: logits, asked[:20])
+    assert max(abs(a[0] - b[0]) for a, b in zip(theirs, bare, strict=False)) > 0.05, "the head shows"
     with pytest.raises(ModelError, match="LlamaForCausalLM has no bias"):
         export_merged(source, tmp_path / "folded", fold=True, results="")
